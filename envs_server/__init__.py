@@ -1,0 +1,1 @@
+"""The actor: steps environments, streams observations, holds no model. Never imports torch."""

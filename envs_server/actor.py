@@ -1,0 +1,224 @@
+"""One actor: joins a learner, does the job it is given, joins again whenever the stream breaks. Knows no environment.
+
+A session has two threads. gRPC's own consumer thread runs `_outgoing`: it waits for the pool and sends observations.
+The main thread waits for the learner and sends actions to the pool. Groups of environments circulate between the two.
+"""
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from enum import Enum
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from envs_server.pool import EnvPool, Pool
+from seedrl.config import ActorConfig
+from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
+from seedrl.v1 import inference_pb2 as pb
+from seedrl.v1 import inference_pb2_grpc
+from seedrl.wire import codec
+from seedrl.wire.channel import client_options
+from seedrl.wire.status import is_worth_retrying
+
+REPORT_SECONDS = 2.0
+MakePool = Callable[[codec.Job, int], Pool]
+
+
+class Ending(Enum):
+    """How a session ended."""
+
+    over = "training is over"
+    again = "the learner asked to join again"
+    lost = "the stream broke"
+
+
+class Actor:
+    """Owned by the main thread, except `stop`, which any thread or signal handler may call."""
+
+    def __init__(self, config: ActorConfig, make_pool: MakePool = EnvPool, say: Callable[[str], None] = print) -> None:
+        if config.learner in ("", "???"):
+            raise ConfigError("the actor needs the learner's address: seedrl actor learner=HOST:PORT")
+        self._config = config
+        self._make_pool = make_pool
+        self._say = say
+        self._name = config.name or f"{socket.gethostname()}-{os.getpid()}"
+        self._stopping = threading.Event()
+        self._session: ActorSession | None = None
+
+    def run(self) -> None:
+        """Returns when training is over or `stop` was called; raises when it makes no sense to go on."""
+        seen = time.monotonic()
+        failures = 0
+        while not self._stopping.is_set():
+            session = self._session = ActorSession(self._config, self._name, self._make_pool)
+            ending, why = session.run(self._stopping)
+            if ending is Ending.over:
+                self._say(f"actor {self._name}: {why}")
+                return
+            if session.steps:
+                seen, failures = time.monotonic(), 0
+            absent = time.monotonic() - seen
+            if absent > self._config.patience:
+                raise LearnerLost(f"no learner at {self._config.learner} for {absent:.0f} s; last: {why}")
+            if ending is Ending.lost and not self._stopping.is_set():
+                if failures == 0:
+                    self._say(f"actor {self._name}: {why}; trying again for {self._config.patience - absent:.0f} s")
+                failures += 1
+                self._stopping.wait(random.uniform(0.5, 1.0) * min(2.0, 0.25 * 2 ** min(failures, 4)))
+
+    def stop(self) -> None:
+        """Leaves the session and returns from `run`."""
+        self._stopping.set()
+        if self._session is not None:
+            self._session.cancel()
+
+
+class ActorSession:
+    """The life of one stream, seen from the actor."""
+
+    def __init__(self, config: ActorConfig, name: str, make_pool: MakePool) -> None:
+        self._config = config
+        self._name = name
+        self._make_pool = make_pool
+        self._channel = grpc.insecure_channel(config.learner, options=client_options())
+        self._pool: Pool | None = None
+        self._pool_ready = threading.Event()
+        self._leaving = threading.Event()
+        self._stepping = threading.Semaphore(0)  # groups the pool is stepping
+        self._pending: dict[int, NDArray[np.int32]] = {}  # request id → its environments, at the learner
+        self._failure: Exception | None = None  # of the outgoing thread
+        self._progress = time.monotonic()
+        self._stuck = ""  # what the watchdog saw
+        self._call: grpc.Call | None = None
+        self.steps = 0
+        self._env_seconds = 0.0
+        self._wait_seconds = 0.0
+
+    def cancel(self) -> None:
+        self._leaving.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    def run(self, stopping: threading.Event) -> tuple[Ending, str]:
+        """Streams until told to leave or until the stream breaks. Raises what cannot be mended by trying again."""
+        watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        try:
+            call = inference_pb2_grpc.InferenceServiceStub(self._channel).Stream(self._outgoing())
+            self._call = call
+            watchdog.start()
+            return self._follow(call)
+        except grpc.RpcError as error:
+            if stopping.is_set():
+                return Ending.over, "stopped"
+            if self._failure is not None:
+                raise self._failure from error
+            return self._judge(error)
+        finally:
+            self._leaving.set()
+            if self._call is not None:
+                self._call.cancel()
+            self._channel.close()
+
+    def _follow(self, call: Iterator[pb.StreamResponse]) -> tuple[Ending, str]:
+        """The main thread of a session: what the learner says, in order."""
+        waiting_since = time.monotonic()
+        for response in call:
+            self._progress = time.monotonic()
+            self._wait_seconds += self._progress - waiting_since
+            kind = response.WhichOneof("message")
+            if kind == "act":
+                self._act(response.act)
+            elif kind == "welcome":
+                self._start_pool(codec.decode_welcome(response.welcome))
+            elif kind == "control":
+                return self._obey(response.control)
+            waiting_since = time.monotonic()
+        if self._failure is not None:
+            raise self._failure
+        return Ending.lost, "the learner closed the stream"
+
+    def _start_pool(self, job: codec.Job) -> None:
+        self._pool = self._make_pool(job, self._config.threads)
+        self._progress = time.monotonic()
+        for _ in range(job.num_envs // job.group_size):
+            self._stepping.release()
+        self._pool_ready.set()
+
+    def _act(self, act: pb.Act) -> None:
+        env_id = self._pending.pop(act.request_id, None)
+        if env_id is None or self._pool is None:
+            raise InvalidMessage(f"request_id: expected one in flight, saw {act.request_id}")
+        self._pool.send(codec.decode_act(act, len(env_id)), env_id)
+        self._stepping.release()
+
+    def _obey(self, control: pb.Control) -> tuple[Ending, str]:
+        if control.command == pb.Control.COMMAND_END:
+            return Ending.over, control.reason
+        ending = Ending.again if control.command == pb.Control.COMMAND_RESET else Ending.lost
+        return ending, f"the learner says: {control.reason}"
+
+    def _outgoing(self) -> Iterator[pb.StreamRequest]:
+        """What the actor says, in order; runs in gRPC's consumer thread."""
+        yield codec.encode_hello(self._name)
+        if not self._wait(self._pool_ready):
+            return
+        assert self._pool is not None
+        yield codec.encode_ready(self._pool.spec)
+        try:
+            yield from self._steps(self._pool)
+        except Exception as error:
+            self._failure = error if isinstance(error, SeedrlError) else EnvFailed(f"the environment raised: {error!r}")
+            self.cancel()
+        finally:
+            self._pool.close()
+
+    def _steps(self, pool: Pool) -> Iterator[pb.StreamRequest]:
+        request_id = 0
+        reported = time.monotonic()
+        while self._wait_for_group():
+            began = time.monotonic()
+            rows = pool.recv()
+            now = time.monotonic()
+            self._env_seconds += now - began
+            request_id += 1
+            self._pending[request_id] = rows.env_id
+            self.steps += len(rows.env_id)
+            self._progress = now
+            yield codec.encode_step(request_id, rows)
+            if now - reported > REPORT_SECONDS:
+                reported = now
+                yield codec.encode_report(self.steps, self._env_seconds, self._wait_seconds)
+
+    def _wait_for_group(self) -> bool:
+        """Waits until the pool is stepping a group; false when the session ends instead."""
+        while not self._leaving.is_set():
+            if self._stepping.acquire(timeout=0.5):
+                return True
+        return False
+
+    def _wait(self, event: threading.Event) -> bool:
+        while not self._leaving.is_set():
+            if event.wait(timeout=0.1):
+                return True
+        return False
+
+    def _watch(self) -> None:
+        """Cancels a stream without progress: a wedged learner keeps its port open, and gRPC sees nothing wrong."""
+        while not self._leaving.wait(timeout=min(1.0, self._config.step_deadline / 4)):
+            silent = time.monotonic() - self._progress
+            if silent > self._config.step_deadline:
+                if self._pool is not None and not self._pending:
+                    self._failure = EnvFailed(f"the environments have not answered for {silent:.0f} s")
+                self._stuck = f"the learner has not answered for {silent:.0f} s"
+                self.cancel()
+
+    def _judge(self, error: grpc.RpcError) -> tuple[Ending, str]:
+        code, details = error.code(), self._stuck or error.details()
+        if is_worth_retrying(code):
+            return Ending.lost, f"no stream to {self._config.learner} ({code.name.lower()}: {details})"
+        raise Refused(f"the learner at {self._config.learner} refused this actor ({code.name}): {details}") from error

@@ -1,0 +1,5 @@
+"""`python -m seedrl`."""
+
+from seedrl.commands import main
+
+main()

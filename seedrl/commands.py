@@ -1,0 +1,137 @@
+"""The command line: `seedrl COMMAND key=value …`. The only module that knows Hydra; below it are plain dataclasses.
+
+Starts without importing torch, grpc or envpool: each command imports what it needs when it runs.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from seedrl import __version__
+from seedrl.config import ActorConfig, LearnerConfig, RunConfig
+from seedrl.errors import SeedrlError
+
+
+def _run(config: RunConfig) -> None:
+    from seedrl.launch import Supervisor
+
+    Supervisor(config, list(HydraConfig.get().overrides.task)).run()
+
+
+def _learner(config: LearnerConfig) -> None:
+    from seedrl.service import run_learner
+
+    run_learner(config)
+
+
+def _actor(config: ActorConfig) -> None:
+    from envs_server.main import run_actor
+
+    run_actor(config)
+
+
+@dataclass(frozen=True)
+class Command:
+    meaning: str
+    schema: type
+    start: Callable[[Any], None]
+
+
+COMMANDS = {
+    "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
+    "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
+    "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if name in ("--help", "-h", "help"):
+        print(_overview())
+    elif name == "--version":
+        print(f"seedrl {__version__}")
+    elif name not in COMMANDS:
+        sys.exit(f"seedrl: there is no command {name!r}; there are {', '.join(COMMANDS)}")
+    else:
+        execute(name, rest)
+
+
+def execute(name: str, arguments: Sequence[str]) -> None:
+    """Composes the command's settings from conf/ and overrides, and runs it."""
+    command = COMMANDS[name]
+    for each in COMMANDS:
+        ConfigStore.instance().store(name=f"{each}_schema", node=COMMANDS[each].schema)
+    if "--help" in arguments or "-h" in arguments:
+        print(help_text(name))
+        return
+
+    def task(settings: Any) -> None:
+        try:
+            command.start(OmegaConf.to_object(settings))
+        except SeedrlError as error:
+            print(f"seedrl {name}: {error}", file=sys.stderr)
+            raise SystemExit(error.exit_code) from error
+
+    sys.argv = [f"seedrl {name}", *arguments]
+    hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=name)(task)()
+
+
+def conf_directory() -> Path:
+    """conf/ lies beside the package in a checkout and inside it in a wheel."""
+    package = Path(__file__).parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def help_text(name: str) -> str:
+    """Every setting of a command: its name, default and meaning."""
+    command = COMMANDS[name]
+    lines = [f"seedrl {name} key=value …    {command.meaning}", ""]
+    for group in sorted(
+        path for path in conf_directory().iterdir() if path.is_dir() and command.schema is not ActorConfig
+    ):
+        choices = sorted(path.stem for path in group.glob("*.yaml"))
+        if choices:
+            lines.append(f"  {group.name}={'|'.join(choices)}")
+    lines += ["", "Settings and their defaults (the choices above may set others):", ""]
+    lines += [f"  {key:<30} {meaning}  [{default}]" for key, default, meaning in settings_of(command.schema)]
+    lines += [
+        "",
+        "-m runs all combinations of comma-separated values; --cfg job shows the settings; --hydra-help shows more.",
+    ]
+    return "\n".join(lines)
+
+
+def settings_of(schema: type, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """(key, default, meaning) of every setting, depth first."""
+    for field in dataclasses.fields(schema):
+        assert field.default_factory is not dataclasses.MISSING
+        default = field.default_factory()
+        if dataclasses.is_dataclass(default):
+            yield from settings_of(type(default), f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", _shown(default), field.metadata["meaning"]
+
+
+def _shown(default: Any) -> str:
+    if default == "???":
+        return "required"
+    if default is None:
+        return "null"
+    return str(getattr(default, "name", default))
+
+
+def _overview() -> str:
+    lines = [f"seedrl {__version__}: central inference for reinforcement learning", ""]
+    lines += [f"  seedrl {name:<8} {command.meaning}" for name, command in COMMANDS.items()]
+    lines += ["", "seedrl COMMAND --help lists every setting. Start with: seedrl run env=cartpole"]
+    return "\n".join(lines)

@@ -1,0 +1,192 @@
+"""The settings of every command: schema, defaults and meanings. The only defaults there are; YAML holds named choices.
+
+Knows nothing of Hydra; `__main__` composes these and hands them down as plain dataclasses.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from seedrl.errors import ConfigError
+
+MISSING = "???"  # how Hydra spells a value that has to be given
+
+
+def key(default: Any, meaning: str) -> Any:
+    """A setting with its default and the sentence `--help` shows for it."""
+    return field(default_factory=lambda: copy.deepcopy(default), metadata={"meaning": meaning})
+
+
+def group(schema: type) -> Any:
+    return field(default_factory=schema)
+
+
+class Optimizer(Enum):
+    adam = "adam"
+    rmsprop = "rmsprop"
+
+
+class Display(Enum):
+    auto = "auto"
+    live = "live"
+    plain = "plain"
+    none = "none"
+
+
+class Device(Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@dataclass
+class EnvConfig:
+    id: str = key("CartPole-v1", "envpool environment id")
+    options: dict[str, Any] = key({}, "keyword arguments for envpool.make, e.g. {episodic_life: true}")
+    frame_stack: int = key(1, "newest frames the policy sees at once, stacked by the learner along the first axis")
+    frame_skip: int = key(1, "simulator frames per step; for reports only")
+    keep: list[int] = key([], "entries of a vector observation the actor sends, e.g. [0,2]; empty sends all")
+
+
+@dataclass
+class ModelConfig:
+    name: str = key("auto", "mlp | nature | impala | your.module:Class | auto (mlp for vectors, nature for images)")
+    hidden: list[int] = key([64, 64], "layer sizes of mlp")
+    lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for none")
+    options: dict[str, Any] = key({}, "keyword arguments for your own model class")
+
+
+@dataclass
+class AlgorithmConfig:
+    unroll_length: int = key(20, "steps of one environment per unroll (T)")
+    batch_size: int = key(16, "unrolls per update (B)")
+    discount: float = key(0.99, "discount per step")
+    rho_bar: float = key(1.0, "V-trace: clip of the importance weight in the value target")
+    c_bar: float = key(1.0, "V-trace: clip of the trace coefficient")
+    pg_rho_bar: float = key(1.0, "V-trace: clip of the importance weight in the policy gradient")
+    trace_lambda: float = key(1.0, "V-trace: lambda, 1 for the paper's n-step targets")
+    entropy_cost: float = key(0.01, "weight of the entropy bonus")
+    entropy_cost_end: float | None = key(
+        None, "entropy_cost at stop.env_steps, reached linearly; null keeps it constant"
+    )
+    value_cost: float = key(0.5, "weight of the value loss")
+    reward_scale: float = key(1.0, "factor on rewards, before clipping")
+    reward_clip: float = key(0.0, "rewards are clipped to ± this for training; 0 for no clipping")
+    optimizer: Optimizer = key(Optimizer.adam, "adam | rmsprop")
+    learning_rate: float = key(1e-3, "step size")
+    learning_rate_end: float | None = key(
+        None, "learning_rate at stop.env_steps, reached linearly; null keeps it constant"
+    )
+    epsilon: float = key(1e-5, "the optimizer's epsilon")
+    rmsprop_decay: float = key(0.99, "rmsprop: decay of the squared-gradient average")
+    rmsprop_momentum: float = key(0.0, "rmsprop: momentum")
+    max_grad_norm: float = key(40.0, "gradients are scaled down to this norm; 0 for no clipping")
+
+
+@dataclass
+class ServingConfig:
+    max_slots: int = key(1024, "environments served at once; further actors are refused")
+    max_rows: int = key(256, "rows of a full batch")
+    min_rows: int = key(1, "rows worth waking an idle device for; fewer wait up to max_wait")
+    max_wait: float = key(0.005, "seconds the oldest row waits for min_rows")
+    max_message_mb: int = key(64, "largest message accepted, MiB")
+
+
+@dataclass
+class StoreConfig:
+    capacity: int = key(0, "finished unrolls kept for training before actors are slowed; 0 for twice batch_size")
+
+
+@dataclass
+class ActorsConfig:
+    count: int = key(1, "actor processes started by `seedrl run`")
+    envs: int = key(32, "environments of each actor")
+    groups: int = key(2, "groups of environments in flight per actor, so that stepping overlaps inference")
+    threads: int = key(0, "environment threads of each actor started by `seedrl run`; 0 for one per core")
+    max_restarts: int = key(10, "times `seedrl run` restarts crashed actors before it gives up")
+
+
+@dataclass
+class CheckpointConfig:
+    seconds: float = key(60.0, "seconds between checkpoints")
+    keep: int = key(3, "newest checkpoints kept")
+
+
+@dataclass
+class StopConfig:
+    env_steps: int = key(1_000_000, "environment steps to train for, over all restarts")
+    return_mean_100: float | None = key(None, "stop early when the mean return of the last 100 episodes reaches this")
+
+
+@dataclass
+class LearnerConfig:
+    """Settings of `seedrl learner` and `seedrl run`."""
+
+    env: EnvConfig = group(EnvConfig)
+    model: ModelConfig = group(ModelConfig)
+    algorithm: AlgorithmConfig = group(AlgorithmConfig)
+    serving: ServingConfig = group(ServingConfig)
+    store: StoreConfig = group(StoreConfig)
+    actors: ActorsConfig = group(ActorsConfig)
+    checkpoint: CheckpointConfig = group(CheckpointConfig)
+    stop: StopConfig = group(StopConfig)
+    seed: int = key(1, "decides environments, sampling and initial weights")
+    lockstep: bool = key(False, "one actor, every update before the next step: a run repeats bit for bit on CPU")
+    listen: str = key("127.0.0.1:50051", "address the learner serves on: HOST:PORT or unix:PATH")
+    run_dir: str = key("", "the run's directory; an existing one is resumed; empty for runs/<env>/<time>")
+    init_from: str = key("", "run or checkpoint directory to take the initial weights from")
+    device: Device = key(Device.auto, "auto | cpu | cuda")
+    threads: int = key(0, "torch threads of inference and of training; 0 for half the cores each")
+    display: Display = key(Display.auto, "auto | live | plain | none")
+
+
+@dataclass
+class RunConfig(LearnerConfig):
+    """Settings of `seedrl run`."""
+
+    listen: str = key("", "address the learner serves on: HOST:PORT or unix:PATH; empty for a private unix socket")
+
+
+@dataclass
+class ActorConfig:
+    """Settings of `seedrl actor`. The learner tells the rest."""
+
+    learner: str = key(MISSING, "the learner's address: HOST:PORT or unix:PATH")
+    name: str = key("", "name shown to people; empty for host and process id")
+    threads: int = key(0, "environment threads; 0 for one per core")
+    patience: float = key(300.0, "seconds without a learner before the actor gives up")
+    step_deadline: float = key(60.0, "seconds without any progress before the stream is given up")
+
+
+def check(config: LearnerConfig) -> None:
+    """Refuses settings that cannot work together, before anything is started."""
+    algorithm, serving, actors = config.algorithm, config.serving, config.actors
+    _require(algorithm.unroll_length >= 1, f"algorithm.unroll_length={algorithm.unroll_length} must be at least 1")
+    _require(algorithm.batch_size >= 1, f"algorithm.batch_size={algorithm.batch_size} must be at least 1")
+    _require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")
+    _require(
+        0 < serving.min_rows <= serving.max_rows,
+        f"serving.min_rows={serving.min_rows} must be between 1 and serving.max_rows={serving.max_rows}",
+    )
+    _require(
+        actors.envs >= 1 and actors.groups >= 1 and actors.envs % actors.groups == 0,
+        f"actors.groups={actors.groups} must divide actors.envs={actors.envs}",
+    )
+    _require(
+        actors.envs <= serving.max_slots,
+        f"actors.envs={actors.envs} does not fit serving.max_slots={serving.max_slots}",
+    )
+    _require(
+        config.store.capacity == 0 or config.store.capacity >= algorithm.batch_size,
+        f"store.capacity={config.store.capacity} could never hold algorithm.batch_size={algorithm.batch_size} unrolls",
+    )
+    _require(
+        not config.lockstep or (actors.count == 1 and actors.groups == 1),
+        f"lockstep=true needs actors.count=1 and actors.groups=1, not {actors.count} and {actors.groups}",
+    )
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ConfigError(otherwise)

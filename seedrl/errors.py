@@ -1,0 +1,60 @@
+"""Every error seedrl raises on purpose. Knows nothing of gRPC: `wire.status` maps these to status codes.
+
+    SeedrlError
+    ├── ConfigError            the settings cannot work; change them            exit 2
+    ├── RunDirectoryError      the run directory does not fit or is damaged     exit 3
+    ├── LearnerLost            the actor gave up on reaching a learner          exit 4
+    ├── EnvFailed              the environment raised or stopped answering      exit 5
+    ├── Refused                a peer's message was refused; ends its session   exit 6
+    │   ├── InvalidMessage     malformed
+    │   ├── Mismatch           another protocol version or other spaces
+    │   ├── NotGranted         an environment outside the session's lease
+    │   └── NoCapacity         more environments than the learner has slots for
+    └── ThreadDied             a part of the learner stopped; so does the learner  exit 7
+
+A message says what happened, what was seen, and what to change.
+"""
+
+
+class SeedrlError(Exception):
+    exit_code = 1
+
+
+class ConfigError(SeedrlError):
+    exit_code = 2
+
+
+class RunDirectoryError(SeedrlError):
+    exit_code = 3
+
+
+class LearnerLost(SeedrlError):
+    exit_code = 4
+
+
+class EnvFailed(SeedrlError):
+    exit_code = 5
+
+
+class Refused(SeedrlError):
+    exit_code = 6
+
+
+class InvalidMessage(Refused):
+    pass
+
+
+class Mismatch(Refused):
+    pass
+
+
+class NotGranted(Refused):
+    pass
+
+
+class NoCapacity(Refused):
+    pass
+
+
+class ThreadDied(SeedrlError):
+    exit_code = 7

@@ -1,0 +1,125 @@
+"""`seedrl run`: a learner and its actors as child processes of this machine, supervised. Knows nothing of torch."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from seedrl.config import LearnerConfig, check
+from seedrl.errors import ConfigError, Refused, SeedrlError
+from seedrl.rundir import RunDirectory
+
+POLL_SECONDS = 0.1
+GOODBYE_SECONDS = 10.0
+# Exit codes of an actor that would only fail again in the same way.
+HOPELESS = (ConfigError.exit_code, Refused.exit_code)
+
+
+class Supervisor:
+    """Starts the processes, restarts crashed actors, and ends when the learner does. Owned by the main thread."""
+
+    def __init__(self, config: LearnerConfig, overrides: Sequence[str]) -> None:
+        check(config)
+        self._config = config
+        self._overrides = overrides
+        self._run = RunDirectory.prepare(config)
+        self._run.logs.mkdir(exist_ok=True)
+        self._learner: subprocess.Popen[bytes] | None = None
+        self._actors: dict[int, subprocess.Popen[bytes]] = {}
+        self._restart_at: dict[int, float] = {}
+        self._restarts = 0
+
+    def run(self) -> None:
+        """Returns when the learner has ended well; raises or exits with its code otherwise."""
+        with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
+            address = self._config.listen or f"unix:{private}/learner.sock"
+            self._forward_signals()
+            try:
+                self._learner = self._start_learner(address)
+                for number in range(self._config.actors.count):
+                    self._start_actor(number, address)
+                code = self._supervise(address)
+            finally:
+                self._end_everything()
+        if code:
+            raise SystemExit(code)
+
+    def _supervise(self, address: str) -> int:
+        assert self._learner is not None
+        while (code := self._learner.poll()) is None:
+            for number, actor in list(self._actors.items()):
+                if actor.poll() is not None:
+                    self._consider_restart(number, actor.returncode)
+            for number, when in list(self._restart_at.items()):
+                if time.monotonic() >= when:
+                    self._start_actor(number, address)
+            time.sleep(POLL_SECONDS)
+        return code
+
+    def _consider_restart(self, number: int, code: int) -> None:
+        """Restarts a crashed actor after a while; gives up on one that cannot work."""
+        del self._actors[number]
+        if code == 0:  # it was told that training is over
+            return
+        words = self._last_words(number)
+        if code in HOPELESS:
+            raise SeedrlError(f"actor {number} cannot run: {words}")
+        self._restarts += 1
+        if self._restarts > self._config.actors.max_restarts:
+            raise SeedrlError(
+                f"actors crashed {self._restarts} times, actors.max_restarts allows no more; last: {words}"
+            )
+        print(f"actor {number} ended with code {code} ({words}); restarting it", file=sys.stderr)
+        self._restart_at[number] = time.monotonic() + min(5.0, 0.5 * self._restarts)
+
+    def _start_learner(self, address: str) -> subprocess.Popen[bytes]:
+        command = [*_python("seedrl"), "learner", *self._overrides, f"run_dir={self._run.path}", f"listen={address}"]
+        return subprocess.Popen(command, start_new_session=True)
+
+    def _start_actor(self, number: int, address: str) -> None:
+        self._restart_at.pop(number, None)
+        threads = self._config.actors.threads
+        command = [*_python("envs_server"), f"learner={address}", f"name=actor-{number}", f"threads={threads}"]
+        with self._log(number).open("ab") as log:
+            self._actors[number] = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
+
+    def _log(self, number: int) -> Path:
+        return self._run.logs / f"actor-{number}.log"
+
+    def _last_words(self, number: int) -> str:
+        lines = self._log(number).read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def _forward_signals(self) -> None:
+        """The learner decides what a signal means; a second one ends it at once."""
+
+        def forward(number: int, _: object) -> None:
+            if self._learner is not None and self._learner.poll() is None:
+                self._learner.send_signal(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, forward)
+
+    def _end_everything(self) -> None:
+        """Whoever is still there is asked to end, and killed if it does not."""
+        deadline = time.monotonic() + GOODBYE_SECONDS
+        processes = [process for process in (self._learner, *self._actors.values()) if process is not None]
+        if self._learner is not None and self._learner.poll() is None:
+            self._learner.terminate()
+        for actor in self._actors.values():
+            if actor.poll() is None:
+                actor.terminate()
+        for process in processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-m", module]

@@ -1,0 +1,84 @@
+"""The contract of a model, and the actor-critic every built-in network is a case of. Knows nothing of losses."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seedrl.types import ModelInput, ModelOutput
+
+
+class Model(Protocol):
+    """What seedrl needs of an `nn.Module`, yours included: `YourModel(spec, **options)` builds it.
+
+    `spec` is the EnvSpec with frames already stacked. The recurrent state of one environment is a flat vector of
+    `core_size` floats (0 for none); it starts as zeros, and the model zeroes it wherever `inputs.reset` is true.
+    Parameters are registered as in any nn.Module.
+    """
+
+    core_size: int
+
+    def __call__(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        """Inputs [T+1, B, ...] and core_state [B, core_size] to outputs and the core_state after the last row."""
+        ...
+
+
+class Encoder(Protocol):
+    """Observations [N, ...] to features [N, size]."""
+
+    size: int
+
+    def __call__(self, observation: Tensor) -> Tensor: ...
+
+
+class ActorCritic(nn.Module):
+    """An encoder, an optional LSTM, a policy head and a value head."""
+
+    def __init__(self, encoder: nn.Module, size: int, num_actions: int, lstm: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.core = LstmCore(size + num_actions + 1, lstm) if lstm else None
+        self.num_actions = num_actions
+        self.core_size = 2 * lstm
+        self.policy_head = scaled(nn.Linear(lstm or size, num_actions), gain=0.01)
+        self.value_head = scaled(nn.Linear(lstm or size, 1), gain=1.0)
+
+    def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        rows, batch = inputs.reward.shape
+        features = self.encoder(inputs.observation.flatten(0, 1)).view(rows, batch, -1)
+        if self.core is not None:
+            features = torch.cat([features, self._memories(inputs)], dim=-1)
+            features, core_state = self.core(features, inputs.reset, core_state)
+        logits = self.policy_head(features)
+        value = self.value_head(features).squeeze(-1)
+        return ModelOutput(logits, value), core_state
+
+    def _memories(self, inputs: ModelInput) -> Tensor:
+        """What a recurrent policy remembers besides observations: its last action and its clipped reward."""
+        last_action = functional.one_hot(inputs.last_action, self.num_actions).float()
+        return torch.cat([last_action, inputs.reward.clamp(-1, 1).unsqueeze(-1)], dim=-1)
+
+
+class LstmCore(nn.Module):
+    """An LSTM over time whose state is one vector [B, 2 * units] and restarts from zeros at every reset row."""
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(inputs, units)
+
+    def forward(self, features: Tensor, reset: Tensor, core_state: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, cell = core_state.chunk(2, dim=-1)
+        keep = (~reset).unsqueeze(-1).to(features.dtype)
+        outputs = []
+        for feature, keep_t in zip(features, keep, strict=True):
+            hidden, cell = self.cell(feature, (hidden * keep_t, cell * keep_t))
+            outputs.append(hidden)
+        return torch.stack(outputs), torch.cat([hidden, cell], dim=-1)
+
+
+def scaled(layer: nn.Linear, gain: float) -> nn.Linear:
+    """Orthogonal weights of this gain, zero bias."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer

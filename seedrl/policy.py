@@ -1,0 +1,55 @@
+"""The versioned weights that inference reads: the hand-off from learning to serving. Knows nothing of either."""
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class Policy:
+    """Thread-safe: one publisher, one reader.
+
+    Two replicas on the device. The publisher copies into the one that is not current and then makes it current, so
+    the reader never waits for an optimiser step; each replica's lock keeps a copy from overtaking a running forward.
+    """
+
+    def __init__(self, model: nn.Module, version: int) -> None:
+        self._replicas = [copy.deepcopy(model).requires_grad_(False) for _ in range(2)]
+        self._locks = [threading.Lock(), threading.Lock()]
+        self._current = 0
+        self._version = version
+        self._published = threading.Condition()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @contextmanager
+    def read(self) -> Iterator[tuple[nn.Module, int]]:
+        """The newest model and its version; neither changes inside the block."""
+        with self._published:
+            current, version = self._current, self._version
+            self._locks[current].acquire()
+        try:
+            yield self._replicas[current], version
+        finally:
+            self._locks[current].release()
+
+    @torch.no_grad()
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Copies the weights, device to device, and serves them from the next batch on."""
+        spare = 1 - self._current
+        with self._locks[spare]:
+            source, target = model.state_dict(), self._replicas[spare].state_dict()
+            torch._foreach_copy_([target[name] for name in source], list(source.values()))
+        with self._published:
+            self._current, self._version = spare, version
+            self._published.notify_all()
+
+    def wait_for(self, version: int, timeout: float) -> bool:
+        """Whether `version` or a later one is current before the timeout."""
+        with self._published:
+            return self._published.wait_for(lambda: self._version >= version, timeout)

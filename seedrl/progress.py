@@ -1,0 +1,163 @@
+"""What people watch while a run goes on, and what it ends with. Knows nothing of how the numbers come about."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from seedrl.config import Display, LearnerConfig
+from seedrl.metrics import LearningMetrics, ServingMetrics
+
+PLAIN_SECONDS = 5.0
+Row = dict[str, Any]
+
+
+class Sampler:
+    """Turns the learner's counters into rates over the time since the last sample. Owned by the main thread."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        serving: ServingMetrics,
+        learning: LearningMetrics,
+        actors: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._serving = serving
+        self._learning = learning
+        self._actors = actors
+        self._clock = clock
+        self._began = clock()
+        self._last = self._totals()
+
+    def sample(self) -> Row:
+        now, last = self._totals(), self._last
+        self._last = now
+        change = {name: now[name] - last[name] for name in now}
+        learner_seconds = change["wait"] + change["busy"]
+        return {
+            "seconds": round(now["time"], 3),
+            "env_steps": self._serving.env_steps,
+            "frames": self._serving.env_steps * self._config.env.frame_skip,
+            "updates": self._learning.updates,
+            "episodes": self._serving.episodes,
+            "return_mean_100": self._serving.return_mean_100,
+            "steps_per_second": _ratio(change["env_steps"], change["time"]),
+            "policy_lag": _ratio(change["lag"], change["updates"]),
+            "inference_batch": _ratio(change["rows"], change["batches"]),
+            "learner_wait_fraction": _ratio(change["wait"], learner_seconds),
+            "backpressure_fraction": _ratio(change["backpressure"], change["time"]),
+            "actors": self._actors(),
+            "dropped_rows": sum(self._serving.dropped_rows.values()),
+            "skipped_updates": self._learning.skipped_updates,
+            **{f"loss/{name}": value for name, value in self._learning.losses.items()},
+        }
+
+    def _totals(self) -> dict[str, float]:
+        return {
+            "time": self._clock() - self._began,
+            "env_steps": self._serving.env_steps,
+            "updates": self._learning.updates,
+            "lag": self._learning.policy_lag_sum,
+            "rows": self._serving.rows,
+            "batches": self._serving.batches,
+            "wait": self._learning.wait_seconds,
+            "busy": self._learning.busy_seconds,
+            "backpressure": self._serving.backpressure_seconds,
+        }
+
+
+class ProgressDisplay:
+    """A live table on a terminal, one plain line every few seconds otherwise. Owned by the main thread."""
+
+    def __init__(self, config: LearnerConfig, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._console = console
+        self._clock = clock
+        self._next_line = clock() + PLAIN_SECONDS
+        live = config.display is Display.live or (config.display is Display.auto and console.is_terminal)
+        self._plain = config.display is Display.plain or (config.display is Display.auto and not live)
+        self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
+        if self._live:
+            self._live.start()
+
+    def show(self, row: Row) -> None:
+        if self._live:
+            self._live.update(self._table(row), refresh=True)
+        elif self._plain and self._clock() >= self._next_line:
+            self._next_line = self._clock() + PLAIN_SECONDS
+            self._console.print(self._line(row), highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        if self._config.display is not Display.none:
+            self._console.print(text, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+
+    def _line(self, row: Row) -> str:
+        return "  ".join(f"{name} {value}" for name, value in self._readable(row))
+
+    def _table(self, row: Row) -> Table:
+        table = Table(title=f"seedrl · {self._config.env.id}", title_style="bold", show_header=False, width=46)
+        table.add_column(style="dim")
+        table.add_column(justify="right")
+        for name, value in self._readable(row):
+            table.add_row(name, value)
+        return table
+
+    def _readable(self, row: Row) -> list[tuple[str, str]]:
+        goal = self._config.stop.env_steps
+        rate = row["steps_per_second"]
+        score = row["return_mean_100"]
+        target = self._config.stop.return_mean_100
+        return [
+            ("steps", f"{row['env_steps']:,} / {goal:,}"),
+            ("steps/s", f"{rate:,.0f}"),
+            ("return", ("–" if score is None else f"{score:.2f}") + ("" if target is None else f" → {target:g}")),
+            ("episodes", f"{row['episodes']:,}"),
+            ("updates", f"{row['updates']:,}"),
+            ("policy lag", f"{row['policy_lag']:.1f}"),
+            ("batch fill", f"{row['inference_batch']:.0f} / {self._config.serving.max_rows} rows"),
+            ("learner wait", f"{row['learner_wait_fraction']:.0%}"),
+            ("actors", f"{row['actors']}"),
+            ("ETA", duration((goal - row["env_steps"]) / rate) if rate > 0 else "–"),
+        ]
+
+
+def console() -> Console:
+    return Console(file=sys.stdout)
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def closing_words(summary: Row, run_dir: str) -> str:
+    """The end of a run, for people."""
+    score = summary["return_mean_100"]
+    shown_score = "no episode finished" if score is None else f"{score:.2f} (mean return of the last 100 episodes)"
+    took = duration(summary["seconds"])
+    lines = [
+        f"{summary['reason']}.",
+        f"  score      {shown_score}",
+        f"  steps      {summary['env_steps']:,} in {took}, {summary['steps_per_second']:,.0f} steps/s",
+        f"  updates    {summary['updates']:,}, policy lag {summary['policy_lag_mean']:.1f}, "
+        f"learner waited {summary['learner_wait_fraction']:.0%}, {summary['inference_batch_mean']:.0f} rows per batch",
+        f"  saved in   {run_dir}",
+        f"  go on      seedrl run run_dir={run_dir} … with the same settings and a larger stop.env_steps",
+        "  try next   seedrl run env=pong · seedrl run env=catch · seedrl run --help",
+    ]
+    return "\n".join(lines)
+
+
+def _ratio(amount: float, per: float) -> float:
+    return round(amount / per, 4) if per > 0 else 0.0

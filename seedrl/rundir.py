@@ -1,0 +1,125 @@
+"""The run directory: what a run leaves behind and what it resumes from. Knows nothing of torch.
+
+config.yaml     the settings, complete
+metrics.jsonl   one line of measurements every few seconds
+checkpoints/    see learning/checkpoint.py
+logs/           what the actors of `seedrl run` print
+summary.json    written at every orderly end
+"""
+
+import json
+import os
+import time
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from seedrl.config import LearnerConfig
+from seedrl.errors import RunDirectoryError
+
+# A run may be resumed with other values of everything but these.
+PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep")
+
+
+class RunDirectory:
+    """Owned by the main thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+
+    @classmethod
+    def prepare(cls, config: LearnerConfig) -> "RunDirectory":
+        """Creates the directory, or takes up an existing one if its settings fit."""
+        run = cls(Path(config.run_dir) if config.run_dir else _fresh(Path("runs") / config.env.id))
+        run.path.mkdir(parents=True, exist_ok=True)
+        settings = plain(config)
+        before = run._settings()
+        if before is not None:
+            differing = _differences(before, settings)
+            if differing:
+                raise RunDirectoryError(
+                    f"{run.path} holds a run with other settings: {'; '.join(differing)}. "
+                    "Give the same settings, or another run_dir"
+                )
+        elif any(run.path.iterdir()) and not run._is_ours():
+            raise RunDirectoryError(f"{run.path} is not empty and no run directory; give another run_dir")
+        write_atomically(run.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
+        return run
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def _is_ours(self) -> bool:
+        return {path.name for path in self.path.iterdir()} <= {"logs", "checkpoints"}
+
+    def _settings(self) -> dict[str, Any] | None:
+        path = self.path / "config.yaml"
+        if not path.exists():
+            return None
+        try:
+            settings = yaml.safe_load(path.read_text())
+        except yaml.YAMLError as error:
+            raise RunDirectoryError(f"{path} cannot be read: {error}") from error
+        if not isinstance(settings, dict):
+            raise RunDirectoryError(f"{path} cannot be read: it holds no settings")
+        return settings
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A configuration as values YAML and JSON can hold."""
+
+    def simple(value: Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            return {field.name: simple(getattr(value, field.name)) for field in fields(value)}
+        if isinstance(value, Enum):
+            return value.name
+        if isinstance(value, dict):
+            return {key: simple(item) for key, item in value.items()}
+        return [simple(item) for item in value] if isinstance(value, list) else value
+
+    result: dict[str, Any] = simple(config)
+    return result
+
+
+def write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _fresh(parent: Path) -> Path:
+    """A directory of its own, named after the time."""
+    name = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
+        path = parent / f"{name}{suffix}"
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+    raise RunDirectoryError(f"no free name below {parent}; give run_dir")
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """Settings that belong to the run and differ, as 'key was A, is B'."""
+    names = PART_OF_THE_RUN if not prefix else sorted(before.keys() | now.keys())
+    result = []
+    for name in names:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            result += _differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            result.append(f"{prefix}{name} was {old}, is {new}")
+    return result

@@ -1,0 +1,307 @@
+"""The learner process: builds its parts, names its threads, shuts them down in order.
+
+server      reads streams, writes answers         serving/server.py
+inference   runs batches, records steps           serving/inference.py
+learner     trains, publishes, checkpoints        learning/learner.py
+main        shows progress, handles signals       here
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from seedrl.config import Device, LearnerConfig, check
+from seedrl.errors import ConfigError, SeedrlError, ThreadDied
+from seedrl.learning import checkpoint as checkpoints
+from seedrl.learning.learner import Learner
+from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.models.build import build_model
+from seedrl.policy import Policy
+from seedrl.progress import ProgressDisplay, Sampler, closing_words, console
+from seedrl.rundir import RunDirectory
+from seedrl.serving.batcher import Batcher
+from seedrl.serving.inference import Inference
+from seedrl.serving.server import Server
+from seedrl.serving.sessions import Request, SessionTable
+from seedrl.serving.slots import Slots
+from seedrl.snapshot import Resumable, initial_weights, load_weights
+from seedrl.specs import EnvSpec
+from seedrl.store import Store
+from seedrl.v1 import inference_pb2 as pb
+
+POLL_SECONDS = 0.1  # how long a thread waits before it looks whether to stop
+SAMPLE_SECONDS = 0.5
+METRICS_SECONDS = 5.0
+
+
+class Stop:
+    """Whether, how and why the process ends. Thread-safe; the first word counts."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self.status = ""
+        self.reason = ""
+        self.failure: BaseException | None = None
+
+    def ask(self, status: str, reason: str, failure: BaseException | None = None) -> None:
+        with self._lock:
+            if not self._event.is_set():
+                self.status, self.reason, self.failure = status, reason, failure
+                self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
+
+
+class LearnerService:
+    """One learner process. Everything here runs in the main thread unless it says otherwise."""
+
+    def __init__(self, config: LearnerConfig) -> None:
+        check(config)
+        self.config = config
+        self.stop = Stop()
+        self.run_directory = RunDirectory.prepare(config)
+        self.serving = ServingMetrics()
+        self.learning = LearningMetrics()
+        self.batcher: Batcher[Request] = Batcher(
+            config.serving.max_rows, config.serving.min_rows, config.serving.max_wait
+        )
+        self.sessions = SessionTable(config, job_seed=self._job_seed)
+        self.server = Server(config, self.sessions, self.batcher, self.serving, on_failure=self._thread_died)
+        self.display = ProgressDisplay(config, console())
+        self.threads: list[threading.Thread] = []
+        self.seconds_before = 0.0  # of this run, in earlier processes
+        self.began = time.monotonic()
+        self.saved = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """Serves and trains until it is done or asked to stop; returns the summary."""
+        try:
+            address = self.server.start()
+            self.display.say(
+                f"learner: serving {self.config.env.id} at {address}; run directory {self.run_directory.path}"
+            )
+            if self._wait_for_spaces():
+                self._build(self.sessions.spec.result())
+                self._start_threads()
+                self._watch()
+        except SeedrlError as error:
+            self.stop.ask("failed", str(error), error)
+        finally:
+            summary = self._shut_down()
+        if self.stop.failure is not None:
+            raise self.stop.failure
+        self.display.say(closing_words(summary, str(self.run_directory.path)))
+        return summary
+
+    def _wait_for_spaces(self) -> bool:
+        """Waits for the first actor, which tells the spaces; false if asked to stop before."""
+        waiting_since = time.monotonic()
+        told = False
+        while not self.sessions.spec.done():
+            if self.stop.wait(POLL_SECONDS):
+                return False
+            if not told and time.monotonic() - waiting_since > 5:
+                self.display.say(
+                    f"learner: waiting for actors; start one with: seedrl actor learner={self.config.listen}"
+                )
+                told = True
+        return True
+
+    def _build(self, spec: EnvSpec) -> None:
+        config = self.config
+        device = _device(config.device)
+        torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // 2))
+        stacked = EnvSpec(spec.observation.stacked(config.env.frame_stack), spec.num_actions)
+        model = build_model(config.model, stacked, config.seed).to(device)
+        core_size = int(model.core_size)  # type: ignore[arg-type]
+        self.store = Store(
+            spec,
+            slots=config.serving.max_slots,
+            capacity=config.store.capacity or 2 * config.algorithm.batch_size,
+            unroll_length=config.algorithm.unroll_length,
+            frame_stack=config.env.frame_stack,
+            core_size=core_size,
+            device=device,
+        )
+        generator = torch.Generator(device).manual_seed(config.seed)
+        policy = Policy(model, version=0)
+        self.policy = policy
+        self.learner = Learner(
+            config, model, self.store, policy, self.learning, env_steps=lambda: self.serving.env_steps
+        )
+        self.resumable = Resumable(self.learner, generator, self.serving, self.learning, spec)
+        self.inference = Inference(
+            policy,
+            Slots(config.serving.max_slots, config.env.frame_stack, core_size, device),
+            self.store,
+            self.serving,
+            generator=generator,
+            device=device,
+            answer=self.server.answer,
+            stopping=self.stop.is_set,
+        )
+        self._restore()
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.display.say(
+            f"learner: {spec}; {parameters:,} parameters on {device}; store of "
+            f"{self.store.nbytes / 2**20:,.0f} MiB for {config.serving.max_slots} slots and {self.store.capacity} finished unrolls"
+        )
+
+    def _restore(self) -> None:
+        """Takes up the newest checkpoint of the run directory, or the weights of `init_from`."""
+        warn = self.display.say
+        found = checkpoints.load_newest(self.run_directory.checkpoints, warn)
+        if found is not None:
+            self.seconds_before = self.resumable.restore(found)
+            self.display.say(f"learner: resumed at {self.serving.env_steps:,} steps, {self.learning.updates:,} updates")
+        elif self.config.init_from:
+            load_weights(self.learner.model, initial_weights(self.config.init_from, warn))
+            self.display.say(f"learner: initial weights from {self.config.init_from}")
+        self.first_version = self.learning.updates
+        self.learner.publish()
+
+    def _start_threads(self) -> None:
+        self.began = self.saved = time.monotonic()
+        for name, loop in (("inference", self._infer), ("learner", self._learn)):
+            thread = threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
+            thread.start()
+            self.threads.append(thread)
+        self.server.set_ready(True)
+
+    def _watch(self) -> None:
+        sampler = Sampler(self.config, self.serving, self.learning, actors=lambda: len(self.sessions.open))
+        next_row = time.monotonic() + METRICS_SECONDS
+        while not self.stop.wait(SAMPLE_SECONDS):
+            row = sampler.sample()
+            self.display.show(row)
+            if time.monotonic() >= next_row:
+                next_row += METRICS_SECONDS
+                self.run_directory.append_metrics({"time": time.time(), **row})
+
+    def _shut_down(self) -> dict[str, Any]:
+        """Threads first, so that nothing moves any more; then the checkpoint; then the actors."""
+        self.server.set_ready(False)
+        for thread in self.threads:
+            thread.join(timeout=30)
+        if self.threads and self.stop.failure is None:
+            self._save()
+        over = self.stop.status == "done"
+        command = pb.Control.COMMAND_END if over else pb.Control.COMMAND_DRAIN
+        self.server.stop(command, self.stop.reason)
+        self.display.close()
+        summary = self._summary()
+        self.run_directory.write_summary(summary)
+        return summary
+
+    def _summary(self) -> dict[str, Any]:
+        serving, learning = self.serving, self.learning
+        seconds = self.seconds_before + time.monotonic() - self.began
+        return {
+            "status": self.stop.status,
+            "reason": self.stop.reason,
+            "env": self.config.env.id,
+            "env_steps": serving.env_steps,
+            "frames": serving.env_steps * self.config.env.frame_skip,
+            "updates": learning.updates,
+            "episodes": serving.episodes,
+            "seconds": round(seconds, 3),
+            "steps_per_second": round(serving.env_steps / seconds, 1),
+            "return_mean_100": serving.return_mean_100,
+            "policy_lag_mean": round(learning.policy_lag_mean, 3),
+            "learner_wait_fraction": round(learning.wait_fraction, 4),
+            "inference_batch_mean": round(serving.batch_mean, 2),
+            "dropped_rows": dict(serving.dropped_rows),
+            "refused": dict(serving.refused),
+            "skipped_updates": learning.skipped_updates,
+            "seed": self.config.seed,
+        }
+
+    # The threads.
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        """Runs in each thread: a thread that dies takes the process with it."""
+        try:
+            loop()
+        except BaseException as error:
+            self._thread_died(error)
+
+    def _thread_died(self, error: BaseException) -> None:
+        name = threading.current_thread().name
+        failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
+        failure.__cause__ = error if failure is not error else None
+        self.stop.ask("failed", str(failure), failure)
+
+    def _infer(self) -> None:
+        while not self.stop.is_set():
+            requests = self.batcher.take(POLL_SECONDS)
+            if requests:
+                self.inference.run(requests)
+            if self.config.lockstep:
+                self._wait_for_updates()
+
+    def _wait_for_updates(self) -> None:
+        """Lock-step: no further step before every update that the finished unrolls allow."""
+        due = self.first_version + self.store.completed // self.config.algorithm.batch_size
+        while not self.policy.wait_for(due, POLL_SECONDS) and not self.stop.is_set():
+            pass
+
+    def _learn(self) -> None:
+        while not self.stop.is_set():
+            if self.learner.update(POLL_SECONDS):
+                self._check_whether_done()
+                if time.monotonic() - self.saved > self.config.checkpoint.seconds:
+                    self._save()
+                self.learner.publish()
+
+    def _check_whether_done(self) -> None:
+        stop, serving = self.config.stop, self.serving
+        score, target = serving.return_mean_100, stop.return_mean_100
+        if target is not None and score is not None and score >= target and len(serving.returns) == 100:
+            self.stop.ask("done", f"Solved: mean return {score:.2f} reached the target of {target:g}")
+        if serving.env_steps >= stop.env_steps:
+            self.stop.ask("done", f"Done: {serving.env_steps:,} of {stop.env_steps:,} steps")
+
+    def _save(self) -> None:
+        """Runs in the learner thread, and in the main thread once that has ended."""
+        self.saved = time.monotonic()
+        snapshot = self.resumable.take(self.seconds_before + self.saved - self.began)
+        checkpoints.save(
+            self.run_directory.checkpoints, self.serving.env_steps, snapshot, keep=self.config.checkpoint.keep
+        )
+
+    def _job_seed(self, session_id: int) -> int:
+        """Seeds a session's environments: no two sessions alike, the same again in a run with the same seed."""
+        return int(np.random.SeedSequence([self.config.seed, session_id]).generate_state(1)[0]) >> 2
+
+
+def run_learner(config: LearnerConfig) -> dict[str, Any]:
+    """`seedrl learner`: serves until done; SIGINT and SIGTERM end it in order, a second one at once."""
+    service = LearnerService(config)
+
+    def handle(number: int, _: Any) -> None:
+        if service.stop.is_set():
+            os._exit(128 + number)
+        service.stop.ask("interrupted", f"Interrupted by {signal.Signals(number).name}")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+    return service.run()
+
+
+def _device(wanted: Device) -> torch.device:
+    if wanted is Device.cpu or (wanted is Device.auto and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch sees no CUDA device here; set device=cpu")
+    return torch.device("cuda")

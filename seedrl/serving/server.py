@@ -1,0 +1,200 @@
+"""The gRPC end of the stream: messages in, requests to the batcher; answers out. Knows nothing of models.
+
+One asyncio loop in the thread `server` runs every session: a reader, and a writer that drains the session's outbox.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from seedrl.config import LearnerConfig
+from seedrl.errors import ConfigError, InvalidMessage, Mismatch, Refused
+from seedrl.metrics import ServingMetrics
+from seedrl.serving.batcher import Batcher
+from seedrl.serving.inference import Answer
+from seedrl.serving.sessions import Request, Session, SessionTable
+from seedrl.specs import EnvSpec
+from seedrl.v1 import inference_pb2 as pb
+from seedrl.v1 import inference_pb2_grpc
+from seedrl.wire import codec
+from seedrl.wire.channel import server_options
+from seedrl.wire.status import code_of
+
+SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+HELLO_SECONDS = 10.0  # from connecting to the first message
+READY_SECONDS = 120.0  # to build a pool
+GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
+
+Outbox = asyncio.Queue[pb.StreamResponse]
+
+
+class Server:
+    """`answer` may be called from any thread; everything else of a session belongs to the server thread."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        sessions: SessionTable,
+        batcher: Batcher[Request],
+        metrics: ServingMetrics,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._sessions = sessions
+        self._batcher = batcher
+        self._metrics = metrics
+        self._on_failure = on_failure
+        self._outboxes: dict[int, Outbox] = {}
+        self._loop = asyncio.new_event_loop()
+        self._health = health.aio.HealthServicer()
+        self._farewell: asyncio.Future[pb.StreamResponse] = self._loop.create_future()
+        self._bound: Future[str] = Future()
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+
+    def start(self) -> str:
+        """Serves from now on; returns the address bound. Raises ConfigError if that fails."""
+        self._thread.start()
+        return self._bound.result(timeout=10)
+
+    def set_ready(self, ready: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        value = status.SERVING if ready else status.NOT_SERVING
+        for name in ("", SERVICE):
+            asyncio.run_coroutine_threadsafe(self._health.set(name, value), self._loop)
+
+    def answer(self, answers: list[Answer]) -> None:
+        """Sends actions back: one wake-up of the loop for a whole batch."""
+        self._call(self._deliver, answers)
+
+    def stop(self, command: pb.Control.Command, reason: str) -> None:
+        """Tells every actor to leave, gives them a moment, and ends."""
+        self._call(self._say_goodbye, codec.encode_control(command, reason))
+        self._thread.join(timeout=GOODBYE_SECONDS + 5)
+
+    def _call(self, function: Callable[[Any], None], argument: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is nobody left to tell
+            self._loop.call_soon_threadsafe(function, argument)
+
+    # Everything below runs in the server thread.
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            if not self._bound.done():
+                self._bound.set_exception(error)
+            else:
+                self._on_failure(error)
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = grpc.aio.server(options=server_options(self._config.serving.max_message_mb))
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        address = self._bind(server)
+        await server.start()
+        self._bound.set_result(address)
+        goodbye = await self._farewell
+        await self._health.enter_graceful_shutdown()
+        for outbox in self._outboxes.values():
+            outbox.put_nowait(goodbye)
+        await self._wait_until_all_left(GOODBYE_SECONDS)
+        await server.stop(grace=0.5)
+
+    def _bind(self, server: grpc.aio.Server) -> str:
+        listen = self._config.listen
+        try:
+            port = server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {listen}: the port is in use or the address is not of this machine; set listen=…"
+            ) from error
+        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+
+    def _say_goodbye(self, goodbye: pb.StreamResponse) -> None:
+        if not self._farewell.done():
+            self._farewell.set_result(goodbye)
+
+    async def _wait_until_all_left(self, seconds: float) -> None:
+        deadline = self._loop.time() + seconds
+        while self._outboxes and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def Stream(self, _: Any, context: Any) -> None:
+        """One session, from Hello to the end of the stream. The name is gRPC's."""
+        if self._farewell.done():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the learner is going away")
+        try:
+            await self._session(context)
+        except Refused as error:
+            self._metrics.refused[type(error).__name__] += 1
+            await context.abort(code_of(error), str(error))
+
+    async def _session(self, context: Any) -> None:
+        hello = await _receive(context, "hello", HELLO_SECONDS)
+        if hello.protocol_version != codec.PROTOCOL_VERSION:
+            raise Mismatch(
+                f"protocol_version: this learner speaks {codec.PROTOCOL_VERSION}, the actor {hello.protocol_version}; "
+                "install the same seedrl on both"
+            )
+        session, job = self._sessions.join(hello.actor_name[: codec.MAX_NAME])
+        outbox = self._outboxes[session.id] = asyncio.Queue()
+        writer = self._loop.create_task(_drain(outbox, context), name=f"writer-{session.id}")
+        try:
+            outbox.put_nowait(codec.encode_welcome(job))
+            spec = codec.decode_ready(await _receive(context, "ready", READY_SECONDS))
+            self._sessions.agree(spec)
+            await self._read(context, session, spec)
+        finally:
+            writer.cancel()
+            del self._outboxes[session.id]
+            self._sessions.leave(session)
+
+    async def _read(self, context: Any, session: Session, spec: EnvSpec) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            kind = message.WhichOneof("message")
+            if kind == "step":
+                rows = codec.decode_step(message.step, spec, len(session.slots))
+                session.admit(rows)
+                self._batcher.submit(Request(session, message.step.request_id, rows, session.slots[rows.env_id]))
+            elif kind == "report":
+                report = message.report
+                session.steps, session.env_seconds = report.steps, report.env_seconds
+                session.wait_seconds = report.wait_seconds
+            else:
+                raise InvalidMessage(f"message: expected step or report, saw {kind}")
+
+    def _deliver(self, answers: list[Answer]) -> None:
+        for request, action in answers:
+            request.session.answered(request.content)
+            outbox = self._outboxes.get(request.session.id)
+            if outbox is not None:
+                outbox.put_nowait(codec.encode_act(request.request_id, action))
+
+
+async def _receive(context: Any, kind: str, seconds: float) -> Any:
+    """The next message, which has to be of this kind and to come in time."""
+    try:
+        message = await asyncio.wait_for(context.read(), seconds)
+    except TimeoutError:
+        raise InvalidMessage(f"message: expected {kind} within {seconds:.0f} s, saw nothing") from None
+    seen = None if message is grpc.aio.EOF else message.WhichOneof("message")
+    if seen != kind:
+        raise InvalidMessage(f"message: expected {kind}, saw {seen}")
+    return getattr(message, kind)
+
+
+async def _drain(outbox: Outbox, context: Any) -> None:
+    while True:
+        await context.write(await outbox.get())

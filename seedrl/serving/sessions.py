@@ -1,0 +1,133 @@
+"""Who is connected and which slots they hold. Knows nothing of gRPC, models or unrolls."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seedrl.config import LearnerConfig
+from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
+from seedrl.specs import EnvSpec
+from seedrl.wire.codec import ENDED, RESET, Job, Rows
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """The life of one stream. Owned by the server thread; the inference thread reads `id` and `alive`."""
+
+    id: int
+    name: str
+    slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
+    in_flight: NDArray[np.bool_]  # [num_envs]  a row of it is waiting for its action
+    expects_reset: NDArray[np.bool_]  # [num_envs]  its next row begins an episode
+    alive: bool = True
+    steps: int = 0
+    env_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    def admit(self, rows: Rows) -> None:
+        """Checks what no single message shows: one row in flight per environment, resets exactly where they belong."""
+        env_id = rows.env_id
+        if self.in_flight[env_id].any():
+            busy = int(env_id[self.in_flight[env_id]][0])
+            raise InvalidMessage(f"env_id: expected environments with no row in flight, saw {busy} again")
+        is_reset = (rows.flags & RESET) != 0
+        wrong = is_reset != self.expects_reset[env_id]
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            expected = "RESET" if self.expects_reset[env_id[row]] else "no RESET"
+            raise InvalidMessage(f"flags: expected {expected} for environment {env_id[row]}, saw {rows.flags[row]}")
+        before = np.count_nonzero(self.in_flight)
+        self.in_flight[env_id] = True
+        if np.count_nonzero(self.in_flight) != before + len(env_id):
+            raise InvalidMessage("env_id: expected each environment once, saw one twice")
+        self.expects_reset[env_id] = (rows.flags & ENDED) != 0
+
+    def answered(self, rows: Rows) -> None:
+        self.in_flight[rows.env_id] = False
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """The rows of one Step on their way to a batch."""
+
+    session: Session
+    request_id: int
+    content: Rows
+    slots: NDArray[np.int64]  # [n]
+
+    @property
+    def rows(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(eq=False)
+class SessionTable:
+    """Leases slots to sessions. Owned by the server thread; other threads may read the counts."""
+
+    config: LearnerConfig
+    job_seed: Callable[[int], int]  # session id → seed of its environments
+    spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
+    open: dict[int, Session] = field(default_factory=dict)
+    _opened: int = 0
+    _free: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._free = list(range(self.config.serving.max_slots))
+
+    def join(self, name: str) -> tuple[Session, Job]:
+        """A new session with a lease of slots, and the job its actor is to run. Raises NoCapacity."""
+        actors = self.config.actors
+        if self.config.lockstep and self.open:
+            raise NoCapacity("a lock-step run has one actor, and it is here already; set lockstep=false for more")
+        if len(self._free) < actors.envs:
+            taken = self.config.serving.max_slots - len(self._free)
+            raise NoCapacity(
+                f"{taken} of {self.config.serving.max_slots} slots are taken, {actors.envs} more are needed; "
+                "raise serving.max_slots on the learner"
+            )
+        self._opened += 1
+        slots, self._free = self._free[: actors.envs], self._free[actors.envs :]
+        session = Session(
+            id=self._opened,
+            name=name,
+            slots=np.array(slots, np.int64),
+            in_flight=np.zeros(actors.envs, np.bool_),
+            expects_reset=np.ones(actors.envs, np.bool_),
+        )
+        self.open[session.id] = session
+        return session, self._job(session)
+
+    def leave(self, session: Session) -> None:
+        """Ends a session: rows of it that still wait are dropped when their batch forms."""
+        if self.open.pop(session.id, None) is not None:
+            session.alive = False
+            self._free.extend(session.slots.tolist())
+
+    def agree(self, spec: EnvSpec) -> None:
+        """The first spaces announced become everybody's."""
+        largest = self.config.actors.envs // self.config.actors.groups * spec.observation.nbytes
+        limit = self.config.serving.max_message_mb * 1024 * 1024
+        if largest > limit:
+            raise Mismatch(
+                f"observation {spec.observation}: a group takes {largest} bytes and messages may have {limit}; "
+                "raise serving.max_message_mb or actors.groups on the learner"
+            )
+        if not self.spec.done():
+            self.spec.set_result(spec)
+        elif self.spec.result() != spec:
+            raise Mismatch(f"spaces: this learner trains on {self.spec.result()}; the actor has {spec}")
+
+    def _job(self, session: Session) -> Job:
+        env, actors = self.config.env, self.config.actors
+        return Job(
+            session_id=session.id,
+            env_id=env.id,
+            options=dict(env.options),
+            keep=list(env.keep),
+            num_envs=actors.envs,
+            group_size=actors.envs // actors.groups,
+            seed=self.job_seed(session.id),
+        )

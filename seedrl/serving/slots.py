@@ -1,0 +1,78 @@
+"""The learner-side row of every environment: where its unroll stands, its core_state, its running episode.
+
+Knows nothing of sessions beyond their ids, nor of how actions are chosen.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from seedrl.wire.codec import ENDED, RESET
+
+Indices = NDArray[np.int64]
+
+
+class Position(NamedTuple):
+    """Where the next rows of some slots are recorded."""
+
+    entry: Indices  # [N]  of the store
+    t: Indices  # [N]  row of the unroll
+    age: Indices  # [N]  rows since the episode began, at most frame_stack - 1
+
+
+class FinishedEpisodes(NamedTuple):
+    returns: NDArray[np.float64]
+    lengths: Indices
+
+
+class Slots:
+    """Owned by the inference thread. Bookkeeping is numpy on the host; what the model reads is on the device."""
+
+    def __init__(self, count: int, frame_stack: int, core_size: int, device: torch.device) -> None:
+        self.entry = np.arange(count)  # the store's entry each slot is writing
+        self.core_state = torch.zeros(count, core_size, device=device)
+        self.last_action = torch.zeros(count, dtype=torch.int64, device=device)
+        self._next_row = np.zeros(count, np.int64)
+        self._age = np.zeros(count, np.int64)
+        self._max_age = frame_stack - 1
+        self._session = np.zeros(count, np.int64)
+        self._episode_return = np.zeros(count, np.float64)
+        self._episode_length = np.zeros(count, np.int64)
+
+    def claim(self, slots: Indices, session_id: int) -> int:
+        """Gives slots to a session; rows that another session left in a partial unroll are discarded and counted."""
+        taken = slots[self._session[slots] != session_id]
+        if not len(taken):
+            return 0
+        discarded = int(self._next_row[taken].sum())
+        self._next_row[taken] = 0
+        self._session[taken] = session_id
+        return discarded
+
+    def locate(self, slots: Indices, flags: NDArray[np.uint8]) -> Position:
+        """Where rows with these flags go."""
+        age = np.minimum(self._age[slots] + 1, self._max_age)
+        age[(flags & RESET) != 0] = 0
+        self._age[slots] = age
+        return Position(self.entry[slots], self._next_row[slots], age)
+
+    def advance(self, slots: Indices) -> None:
+        """One more row of each is recorded."""
+        self._next_row[slots] += 1
+
+    def start_unroll(self, slots: Indices, entries: Indices) -> None:
+        """These slots go on in fresh entries whose row 0 is already there: the last row of the unroll before."""
+        self.entry[slots] = entries
+        self._next_row[slots] = 1
+
+    def count_episodes(self, slots: Indices, reward: NDArray[np.float32], flags: NDArray[np.uint8]) -> FinishedEpisodes:
+        """Adds the rewards to the running episodes; returns those that end here."""
+        reset = slots[(flags & RESET) != 0]
+        self._episode_return[reset] = 0.0
+        self._episode_length[reset] = -1  # the reset row itself is no step
+        self._episode_return[slots] += reward
+        self._episode_length[slots] += 1
+        ended = slots[(flags & ENDED) != 0]
+        return FinishedEpisodes(self._episode_return[ended], self._episode_length[ended])

@@ -1,0 +1,80 @@
+"""What a checkpoint of a run holds and how it is put back. Knows the parts of the learner; not when to save."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from seedrl.errors import ConfigError, RunDirectoryError
+from seedrl.learning import checkpoint as files
+from seedrl.learning.checkpoint import Checkpoint
+from seedrl.learning.learner import Learner
+from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.specs import EnvSpec
+
+SERVING_COUNTERS = ("env_steps", "episodes", "batches", "rows", "inference_seconds", "backpressure_seconds")
+LEARNING_COUNTERS = ("updates", "trained_steps", "skipped_updates", "wait_seconds", "busy_seconds", "policy_lag_sum")
+
+
+@dataclass
+class Resumable:
+    """The parts of a learner that survive it. Owned by the learner thread while that runs."""
+
+    learner: Learner
+    generator: torch.Generator
+    serving: ServingMetrics
+    learning: LearningMetrics
+    spec: EnvSpec
+
+    def take(self, seconds: float) -> Checkpoint:
+        """A snapshot; `seconds` is how long the run has taken so far."""
+        tensors = {
+            **files.with_prefix("model", dict(self.learner.model.state_dict())),
+            **files.with_prefix("optimizer", files.pack_optimizer(self.learner.optimizer)),
+            "generator": self.generator.get_state(),
+        }
+        state = {
+            "spec": str(self.spec),
+            "seconds": seconds,
+            "serving": {name: getattr(self.serving, name) for name in SERVING_COUNTERS},
+            "learning": {name: getattr(self.learning, name) for name in LEARNING_COUNTERS},
+            "returns": list(self.serving.returns.copy()),
+            "lengths": list(self.serving.lengths.copy()),
+        }
+        return Checkpoint(tensors, state)
+
+    def restore(self, checkpoint: Checkpoint) -> float:
+        """Puts a snapshot back; returns the seconds the run had taken."""
+        state = checkpoint.state
+        if state["spec"] != str(self.spec):
+            raise RunDirectoryError(f"the checkpoint is of {state['spec']}; the actor has {self.spec}")
+        load_weights(self.learner.model, checkpoint)
+        files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", checkpoint.tensors))
+        self.generator.set_state(checkpoint.tensors["generator"])
+        for name, value in state["serving"].items():
+            setattr(self.serving, name, value)
+        for name, value in state["learning"].items():
+            setattr(self.learning, name, value)
+        self.serving.returns.extend(state["returns"])
+        self.serving.lengths.extend(state["lengths"])
+        return float(state["seconds"])
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    try:
+        model.load_state_dict(files.without_prefix("model", checkpoint.tensors))
+    except RuntimeError as error:
+        raise RunDirectoryError(f"the checkpoint does not fit this model: {error}") from error
+
+
+def initial_weights(source: str, warn: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint `init_from` names: itself, or the newest of a run directory."""
+    path = Path(source)
+    if (path / files.MANIFEST).exists():
+        return files.load(path)
+    checkpoint = files.load_newest(path / "checkpoints", warn)
+    if checkpoint is None:
+        raise ConfigError(f"init_from={source} is neither a checkpoint nor a run directory with one")
+    return checkpoint

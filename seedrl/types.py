@@ -1,0 +1,35 @@
+"""The tensor bundles that travel inside the learner. T+1 rows per unroll, B unrolls, N rows of a batch.
+
+Knows nothing of who makes or reads them. A row is one step: what the environment showed and what the policy did.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class ModelInput(NamedTuple):
+    """What a model sees, time-major. Inference uses T+1 = 1."""
+
+    observation: Tensor  # [T+1, B, frame_stack * C, ...]  the environment's dtype
+    reward: Tensor  # [T+1, B]  float32, received on arriving at this observation
+    last_action: Tensor  # [T+1, B]  int64, 0 on reset rows
+    reset: Tensor  # [T+1, B]  bool, first row of an episode: core_state is zeroed before it
+
+
+class ModelOutput(NamedTuple):
+    logits: Tensor  # [T+1, B, A]
+    value: Tensor  # [T+1, B]
+
+
+class Unrolls(NamedTuple):
+    """A train batch. Row t holds observation x_t, the reward for arriving there, and the action a_t taken there."""
+
+    inputs: ModelInput
+    terminated: Tensor  # [T+1, B]  bool
+    truncated: Tensor  # [T+1, B]  bool
+    action: Tensor  # [T+1, B]  int64
+    behavior_logits: Tensor  # [T+1, B, A]
+    behavior_value: Tensor  # [T+1, B]
+    policy_version: Tensor  # [T+1, B]  int64, of the weights that chose the action
+    core_state: Tensor  # [B, S]  before row 0

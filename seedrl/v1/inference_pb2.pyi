@@ -1,0 +1,130 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StreamRequest(_message.Message):
+    __slots__ = ("hello", "ready", "step", "report")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    ready: Ready
+    step: Step
+    report: Report
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+
+class StreamResponse(_message.Message):
+    __slots__ = ("welcome", "act", "control")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ACT_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    act: Act
+    control: Control
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., control: _Optional[_Union[Control, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "actor_name")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_NAME_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    actor_name: str
+    def __init__(self, protocol_version: _Optional[int] = ..., actor_name: _Optional[str] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol_version", "session_id", "env", "num_envs", "group_size", "seed")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ENV_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    session_id: int
+    env: Env
+    num_envs: int
+    group_size: int
+    seed: int
+    def __init__(self, protocol_version: _Optional[int] = ..., session_id: _Optional[int] = ..., env: _Optional[_Union[Env, _Mapping]] = ..., num_envs: _Optional[int] = ..., group_size: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Env(_message.Message):
+    __slots__ = ("id", "options_json", "keep")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    options_json: str
+    keep: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[str] = ..., options_json: _Optional[str] = ..., keep: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("observation", "num_actions")
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    observation: Array
+    num_actions: int
+    def __init__(self, observation: _Optional[_Union[Array, _Mapping]] = ..., num_actions: _Optional[int] = ...) -> None: ...
+
+class Array(_message.Message):
+    __slots__ = ("shape", "dtype")
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("request_id", "env_id", "observation", "reward", "flags")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ENV_ID_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    env_id: bytes
+    observation: bytes
+    reward: bytes
+    flags: bytes
+    def __init__(self, request_id: _Optional[int] = ..., env_id: _Optional[bytes] = ..., observation: _Optional[bytes] = ..., reward: _Optional[bytes] = ..., flags: _Optional[bytes] = ...) -> None: ...
+
+class Act(_message.Message):
+    __slots__ = ("request_id", "action")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    action: bytes
+    def __init__(self, request_id: _Optional[int] = ..., action: _Optional[bytes] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("steps", "env_seconds", "wait_seconds")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ENV_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    env_seconds: float
+    wait_seconds: float
+    def __init__(self, steps: _Optional[int] = ..., env_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class Control(_message.Message):
+    __slots__ = ("command", "reason")
+    class Command(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        COMMAND_UNSPECIFIED: _ClassVar[Control.Command]
+        COMMAND_DRAIN: _ClassVar[Control.Command]
+        COMMAND_END: _ClassVar[Control.Command]
+        COMMAND_RESET: _ClassVar[Control.Command]
+    COMMAND_UNSPECIFIED: Control.Command
+    COMMAND_DRAIN: Control.Command
+    COMMAND_END: Control.Command
+    COMMAND_RESET: Control.Command
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    command: Control.Command
+    reason: str
+    def __init__(self, command: _Optional[_Union[Control.Command, str]] = ..., reason: _Optional[str] = ...) -> None: ...

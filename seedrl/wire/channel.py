@@ -1,0 +1,46 @@
+"""gRPC options of both ends, in one place. Why each is set: docs/wire.md."""
+
+from typing import Any
+
+MIB = 1024 * 1024
+
+# A peer that stopped answering is noticed after at most two of these. gRPC enforces the keepalive timeout
+# only when the ping timeout is set as well.
+KEEPALIVE_MS = 5_000
+
+_KEEPALIVE: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+def server_options(max_message_mb: int) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.so_reuseport", 0),  # a second learner on the same port must fail, not share it
+        ("grpc.max_receive_message_length", max_message_mb * MIB),
+        ("grpc.max_send_message_length", max_message_mb * MIB),
+        ("grpc.max_concurrent_streams", 8),
+        ("grpc.max_metadata_size", 4096),
+        ("grpc.absolute_max_metadata_size", 8192),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 2_500),
+        ("grpc.http2.max_ping_strikes", 2),
+        *_KEEPALIVE,
+    ]
+
+
+def client_options() -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_receive_message_length", 4 * MIB),  # actions are small
+        ("grpc.max_send_message_length", -1),  # the learner decides
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", 2_000),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        *_KEEPALIVE,
+    ]

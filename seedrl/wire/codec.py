@@ -1,0 +1,168 @@
+"""numpy ⇄ protobuf: the only builder and the only reader of stream messages. Knows nothing of sessions or torch.
+
+Reading never trusts a peer: every length, id and number is checked before it is used, once per message.
+"""
+
+import json
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seedrl.errors import InvalidMessage, NotGranted
+from seedrl.specs import DTYPES, ArraySpec, EnvSpec
+from seedrl.v1 import inference_pb2 as pb
+
+PROTOCOL_VERSION = 1
+
+TERMINATED, TRUNCATED, RESET = 1, 2, 4
+ENDED = TERMINATED | TRUNCATED
+
+ENV_ID = np.dtype("<i4")
+REWARD = np.dtype("<f4")
+FLAGS = np.dtype("u1")
+ACTION = np.dtype("<i4")
+
+MAX_NAME = 128
+MAX_RANK = 8
+
+
+class Rows(NamedTuple):
+    """The newest step of n environments."""
+
+    env_id: NDArray[np.int32]  # [n]
+    observation: NDArray[Any]  # [n, ...]
+    reward: NDArray[np.float32]  # [n]
+    flags: NDArray[np.uint8]  # [n]  sum of TERMINATED, TRUNCATED, RESET
+
+
+class Job(NamedTuple):
+    """What a Welcome tells an actor to run."""
+
+    session_id: int
+    env_id: str
+    options: dict[str, Any]
+    keep: list[int]
+    num_envs: int
+    group_size: int
+    seed: int
+
+
+def encode_hello(actor_name: str) -> pb.StreamRequest:
+    return pb.StreamRequest(hello=pb.Hello(protocol_version=PROTOCOL_VERSION, actor_name=actor_name))
+
+
+def encode_welcome(job: Job) -> pb.StreamResponse:
+    env = pb.Env(id=job.env_id, options_json=json.dumps(job.options), keep=job.keep)
+    return pb.StreamResponse(
+        welcome=pb.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            session_id=job.session_id,
+            env=env,
+            num_envs=job.num_envs,
+            group_size=job.group_size,
+            seed=job.seed,
+        )
+    )
+
+
+def decode_welcome(welcome: pb.Welcome) -> Job:
+    options = json.loads(welcome.env.options_json or "{}")
+    if not isinstance(options, dict):
+        raise InvalidMessage(f"env.options_json: expected an object, saw {type(options).__name__}")
+    if welcome.group_size < 1 or welcome.num_envs % welcome.group_size:
+        raise InvalidMessage(f"group_size: expected a divisor of {welcome.num_envs}, saw {welcome.group_size}")
+    return Job(
+        session_id=welcome.session_id,
+        env_id=welcome.env.id,
+        options=options,
+        keep=list(welcome.env.keep),
+        num_envs=welcome.num_envs,
+        group_size=welcome.group_size,
+        seed=welcome.seed,
+    )
+
+
+def encode_ready(spec: EnvSpec) -> pb.StreamRequest:
+    observation = pb.Array(shape=spec.observation.shape, dtype=spec.observation.dtype)
+    return pb.StreamRequest(ready=pb.Ready(observation=observation, num_actions=spec.num_actions))
+
+
+def decode_ready(ready: pb.Ready) -> EnvSpec:
+    shape, dtype = tuple(ready.observation.shape), ready.observation.dtype
+    if dtype not in DTYPES:
+        raise InvalidMessage(f"observation.dtype: expected one of {', '.join(DTYPES)}, saw {dtype[:32]!r}")
+    if not 1 <= len(shape) <= MAX_RANK or 0 in shape:
+        raise InvalidMessage(f"observation.shape: expected 1 to {MAX_RANK} positive sizes, saw {list(shape[:10])}")
+    if ready.num_actions < 2:
+        raise InvalidMessage(f"num_actions: expected at least 2, saw {ready.num_actions}")
+    return EnvSpec(ArraySpec(shape, dtype), ready.num_actions)
+
+
+def encode_step(request_id: int, rows: Rows) -> pb.StreamRequest:
+    return pb.StreamRequest(
+        step=pb.Step(
+            request_id=request_id,
+            env_id=rows.env_id.astype(ENV_ID, copy=False).tobytes(),
+            observation=rows.observation.tobytes(),
+            reward=rows.reward.astype(REWARD, copy=False).tobytes(),
+            flags=rows.flags.tobytes(),
+        )
+    )
+
+
+def decode_step(step: pb.Step, spec: EnvSpec, num_envs: int) -> Rows:
+    """The rows of a Step, as views of its bytes. Raises InvalidMessage or NotGranted naming what is wrong."""
+    n = len(step.flags)
+    if not 1 <= n <= num_envs:
+        raise InvalidMessage(f"flags: expected 1 to {num_envs} rows, saw {n}")
+    _expect_bytes("env_id", step.env_id, n * ENV_ID.itemsize, f"{n} rows of int32")
+    _expect_bytes("reward", step.reward, n * REWARD.itemsize, f"{n} rows of float32")
+    _expect_bytes("observation", step.observation, n * spec.observation.nbytes, f"{n} rows of {spec.observation}")
+    rows = Rows(
+        env_id=np.frombuffer(step.env_id, ENV_ID),
+        observation=np.frombuffer(step.observation, spec.observation.dtype).reshape(n, *spec.observation.shape),
+        reward=np.frombuffer(step.reward, REWARD),
+        flags=np.frombuffer(step.flags, FLAGS),
+    )
+    low, high = int(rows.env_id.min()), int(rows.env_id.max())
+    if low < 0 or high >= num_envs:
+        raise NotGranted(f"env_id: expected 0 to {num_envs - 1}, saw {low if low < 0 else high}")
+    if int(rows.flags.max()) > TERMINATED | TRUNCATED | RESET:
+        raise InvalidMessage(f"flags: expected a sum of 1, 2 and 4, saw {int(rows.flags.max())}")
+    _expect_finite("reward", rows.reward)
+    if rows.observation.dtype.kind == "f":
+        _expect_finite("observation", rows.observation)
+    return rows
+
+
+def encode_act(request_id: int, action: NDArray[np.int32]) -> pb.StreamResponse:
+    return pb.StreamResponse(act=pb.Act(request_id=request_id, action=action.astype(ACTION, copy=False).tobytes()))
+
+
+def decode_act(act: pb.Act, rows: int) -> NDArray[np.int32]:
+    _expect_bytes("action", act.action, rows * ACTION.itemsize, f"{rows} rows of int32")
+    return np.frombuffer(act.action, ACTION)
+
+
+def encode_control(command: pb.Control.Command, reason: str) -> pb.StreamResponse:
+    return pb.StreamResponse(control=pb.Control(command=command, reason=reason))
+
+
+def encode_report(steps: int, env_seconds: float, wait_seconds: float) -> pb.StreamRequest:
+    return pb.StreamRequest(report=pb.Report(steps=steps, env_seconds=env_seconds, wait_seconds=wait_seconds))
+
+
+def _expect_bytes(field: str, blob: bytes, expected: int, meaning: str) -> None:
+    if len(blob) != expected:
+        raise InvalidMessage(f"{field}: expected {expected} bytes ({meaning}), saw {len(blob)}")
+
+
+def _expect_finite(field: str, values: NDArray[Any]) -> None:
+    # A sum is finite unless a summand is not, or it overflows; only then is the slow, exact look needed.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(values.sum())
+    if not math.isfinite(total) and not np.isfinite(values).all():
+        row = int(np.argwhere(~np.isfinite(values))[0][0])
+        raise InvalidMessage(f"{field}: expected finite numbers, saw NaN or infinity in row {row}")
