@@ -155,7 +155,8 @@ class LearnerService:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.display.say(
             f"learner: {spec}; {parameters:,} parameters on {device}; store of "
-            f"{self.store.nbytes / 2**20:,.0f} MiB for {config.serving.max_slots} slots and {self.store.capacity} finished unrolls"
+            f"{self.store.nbytes / 2**20:,.0f} MiB for "
+            f"{config.serving.max_slots} slots and {self.store.capacity} finished unrolls"
         )
 
     def _restore(self) -> None:
