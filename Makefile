@@ -1,0 +1,56 @@
+# What people and CI do with this repository, by name. `make` alone lists it.
+#
+# Everything runs in .venv, which is made from PYTHON on first use and brought up to date whenever pyproject.toml or
+# constraints.txt change. ARGS is handed on: make train ARGS="env=pong", make test ARGS="-k batcher".
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.installed
+INSTALL := -m pip install -q --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help train test test-learning lint proto constraints wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
+
+train: $(READY) ## train CartPole with live progress; ARGS="env=pong" for something else
+	@$(BIN)/seedrl run $(ARGS)
+
+test: lint ## lint, then run every test but the slow ones
+	$(BIN)/pytest $(ARGS)
+
+test-learning: $(READY) ## run the slow tests: does it still learn?
+	$(BIN)/pytest -m slow --timeout=1800 $(ARGS)
+
+lint: $(READY) ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+proto: $(READY) ## generate seedrl/v1 from proto/
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/seedrl/v1/*.proto
+
+constraints: ## pin anew, in constraints.txt, everything that `.[dev]` installs
+	@clean=$$(mktemp -d) && trap 'rm -rf "$$clean"' EXIT && \
+	$(PYTHON) -m venv "$$clean/venv" && \
+	grep '^torch==' constraints.txt > "$$clean/torch" && \
+	"$$clean/venv/bin/python" $(INSTALL) -c "$$clean/torch" -e '.[dev]' && \
+	"$$clean/venv/bin/python" -m pip freeze --all --exclude-editable > "$$clean/freeze" && \
+	{ grep '^#' constraints.txt; sed -e '/^pip==/d' -e 's/+.*//' "$$clean/freeze"; } > "$$clean/constraints" && \
+	cp "$$clean/constraints" constraints.txt
+
+wheel: $(READY) ## build dist/seedrl-*.whl
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean: ## remove everything made here, .venv included; runs/ stays
+	rm -rf .venv dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || { \
+		$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("seedrl needs Python 3.11 or newer and $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.11")' && \
+		$(PYTHON) -m venv --clear .venv; }
+	@echo "installing into .venv; the first time this takes some minutes"
+	@$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -61,7 +61,9 @@ class Actor:
                 self._say(f"actor {self._name}: {why}")
                 return
             if session.steps:
-                seen, failures = time.monotonic(), 0
+                failures = 0
+            if session.answered:
+                seen = time.monotonic()
             absent = time.monotonic() - seen
             if absent > self._config.patience:
                 raise LearnerLost(f"no learner at {self._config.learner} for {absent:.0f} s; last: {why}")
@@ -95,6 +97,7 @@ class ActorSession:
         self._progress = time.monotonic()
         self._stuck = ""  # what the watchdog saw
         self._call: grpc.Call | None = None
+        self.answered = False  # at least one Step
         self.steps = 0
         self._env_seconds = 0.0
         self._wait_seconds = 0.0
@@ -153,7 +156,12 @@ class ActorSession:
         env_id = self._pending.pop(act.request_id, None)
         if env_id is None or self._pool is None:
             raise InvalidMessage(f"request_id: expected one in flight, saw {act.request_id}")
-        self._pool.send(codec.decode_act(act, len(env_id)), env_id)
+        action = codec.decode_act(act, len(env_id))
+        try:
+            self._pool.send(action, env_id)
+        except Exception as error:
+            raise EnvFailed(f"the environment raised: {error!r}") from error
+        self.answered = True
         self._stepping.release()
 
     def _obey(self, control: pb.Control) -> tuple[Ending, str]:

@@ -34,10 +34,12 @@ class EnvPool:
     """envpool, asynchronous if groups are smaller than the pool. `recv` and `send` may be called from two threads."""
 
     def __init__(self, job: Job, threads: int) -> None:
-        self._envs = _make(job, threads)
+        with warnings.catch_warnings():  # envpool builds its spaces on first use, and warns then
+            warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+            self._envs = _make(job, threads)
+            self.spec = _spec(self._envs, job)
         self._keep = job.keep
         self._begins = np.ones(job.num_envs, np.bool_)  # the next row of this environment begins an episode
-        self.spec = _spec(self._envs, job)
         self._envs.async_reset()
 
     def recv(self) -> Rows:
@@ -69,19 +71,17 @@ def _make(job: Job, threads: int) -> Any:
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise ConfigError(f"env.id={job.env_id!r} is not an envpool environment{hint}")
     options = {"num_threads": threads, **job.options}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
-        try:
-            return envpool.make(
-                job.env_id,
-                env_type="gymnasium",
-                num_envs=job.num_envs,
-                batch_size=job.group_size,
-                seed=job.seed,
-                **options,
-            )
-        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            raise EnvFailed(f"envpool cannot make {job.env_id} with {options}: {error}") from error
+    try:
+        return envpool.make(
+            job.env_id,
+            env_type="gymnasium",
+            num_envs=job.num_envs,
+            batch_size=job.group_size,
+            seed=job.seed,
+            **options,
+        )
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise EnvFailed(f"envpool cannot make {job.env_id} with {options}: {error}") from error
 
 
 def _spec(envs: Any, job: Job) -> EnvSpec:

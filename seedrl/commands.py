@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from seedrl import __version__
 from seedrl.config import ActorConfig, LearnerConfig, RunConfig
-from seedrl.errors import SeedrlError
+from seedrl.errors import ConfigError, SeedrlError
 
 
 def _run(config: RunConfig) -> None:
@@ -76,6 +76,8 @@ def execute(name: str, arguments: Sequence[str]) -> None:
 
     def task(settings: Any) -> None:
         try:
+            if missing := sorted(OmegaConf.missing_keys(settings)):
+                raise ConfigError(f"{', '.join(missing)} must be given; seedrl {name} --help says what it means")
             command.start(OmegaConf.to_object(settings))
         except SeedrlError as error:
             print(f"seedrl {name}: {error}", file=sys.stderr)

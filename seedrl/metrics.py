@@ -39,6 +39,7 @@ class LearningMetrics:
     updates: int = 0
     trained_steps: int = 0  # transitions trained on
     skipped_updates: int = 0  # gradients that were not finite
+    failed_checkpoints: int = 0
     wait_seconds: float = 0.0  # waiting for unrolls
     busy_seconds: float = 0.0
     policy_lag_sum: float = 0.0  # over updates, of the mean policy lag of the train batch

@@ -36,7 +36,10 @@ class RunDirectory:
     def prepare(cls, config: LearnerConfig) -> "RunDirectory":
         """Creates the directory, or takes up an existing one if its settings fit."""
         run = cls(Path(config.run_dir) if config.run_dir else _fresh(Path("runs") / config.env.id))
-        run.path.mkdir(parents=True, exist_ok=True)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"{run.path} cannot be made: {error.strerror}; give another run_dir") from error
         settings = plain(config)
         before = run._settings()
         if before is not None:
@@ -67,7 +70,7 @@ class RunDirectory:
             return None
         try:
             settings = yaml.safe_load(path.read_text())
-        except yaml.YAMLError as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise RunDirectoryError(f"{path} cannot be read: {error}") from error
         if not isinstance(settings, dict):
             raise RunDirectoryError(f"{path} cannot be read: it holds no settings")

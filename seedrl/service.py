@@ -95,10 +95,9 @@ class LearnerService:
                 self._build(self.sessions.spec.result())
                 self._start_threads()
                 self._watch()
-        except SeedrlError as error:
+        except BaseException as error:
             self.stop.ask("failed", str(error), error)
-        finally:
-            summary = self._shut_down()
+        summary = self._shut_down()
         if self.stop.failure is not None:
             raise self.stop.failure
         self.display.say(closing_words(summary, str(self.run_directory.path)))
@@ -151,6 +150,7 @@ class LearnerService:
             answer=self.server.answer,
             stopping=self.stop.is_set,
         )
+        _check_memory(self.store, device)
         self._restore()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.display.say(
@@ -225,6 +225,7 @@ class LearnerService:
             "dropped_rows": dict(serving.dropped_rows),
             "refused": dict(serving.refused),
             "skipped_updates": learning.skipped_updates,
+            "failed_checkpoints": learning.failed_checkpoints,
             "seed": self.config.seed,
         }
 
@@ -277,9 +278,13 @@ class LearnerService:
         """Runs in the learner thread, and in the main thread once that has ended."""
         self.saved = time.monotonic()
         snapshot = self.resumable.take(self.seconds_before + self.saved - self.began)
-        checkpoints.save(
-            self.run_directory.checkpoints, self.serving.env_steps, snapshot, keep=self.config.checkpoint.keep
-        )
+        try:
+            checkpoints.save(
+                self.run_directory.checkpoints, self.serving.env_steps, snapshot, keep=self.config.checkpoint.keep
+            )
+        except OSError as error:
+            self.learning.failed_checkpoints += 1
+            self.display.say(f"learner: no checkpoint could be written ({error}); the one before is intact")
 
     def _job_seed(self, session_id: int) -> int:
         """Seeds a session's environments: no two sessions alike, the same again in a run with the same seed."""
@@ -298,6 +303,17 @@ def run_learner(config: LearnerConfig) -> dict[str, Any]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
     return service.run()
+
+
+def _check_memory(store: Store, device: torch.device) -> None:
+    if device.type != "cpu":
+        return  # torch has allocated it, or said why not
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if store.nbytes > free:
+        raise ConfigError(
+            f"the store needs {store.nbytes / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free; "
+            "lower serving.max_slots, store.capacity or algorithm.unroll_length"
+        )
 
 
 def _device(wanted: Device) -> torch.device:

@@ -1,6 +1,6 @@
 """Everything a run needs to go on, on disk: atomic, checked, free of pickle. Knows nothing of what the tensors mean.
 
-A checkpoint is a directory named after its env steps:
+A checkpoint is a directory named after its env steps, with .001 and so on for further ones of the same steps:
 
     tensors.safetensors   weights, optimiser state, generator state
     state.json            counters and other plain values
@@ -36,24 +36,23 @@ class Checkpoint(NamedTuple):
 
 def save(directory: Path, env_steps: int, checkpoint: Checkpoint, keep: int) -> Path:
     """Writes a checkpoint below `directory` and removes all but the newest `keep`."""
-    final = directory / f"{env_steps:012d}"
-    temporary = directory / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    final = _free_name(directory, env_steps)
+    temporary = directory / f".{final.name}"
+    for interrupted in directory.glob(".[0-9]*"):
+        shutil.rmtree(interrupted, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        contiguous = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
-        _write(temporary / TENSORS, safetensors.torch.save(contiguous))
+        _write(temporary / TENSORS, safetensors.torch.save(_apart(checkpoint.tensors)))
         _write(temporary / STATE, json.dumps(checkpoint.state).encode())
         digests = {name: _digest(temporary / name) for name in (TENSORS, STATE)}
         _write(temporary / MANIFEST, json.dumps(digests).encode())
         _sync(temporary)
-        if final.exists():
-            shutil.rmtree(final)
         temporary.rename(final)
         _sync(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in found(directory)[:-keep]:
+    others = [path for path in found(directory) if path != final]  # a damaged one may have a later name
+    for old in others[: max(len(others) - keep + 1, 0)]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -81,10 +80,10 @@ def load(path: Path) -> Checkpoint:
     try:
         digests = json.loads((path / MANIFEST).read_bytes())
         for name in (TENSORS, STATE):
-            if _digest(path / name) != digests.get(name):
+            if _digest(path / name) != digests[name]:
                 raise RunDirectoryError(f"checkpoint {path} is damaged: {name} does not match its manifest")
         return Checkpoint(safetensors.torch.load_file(path / TENSORS), json.loads((path / STATE).read_bytes()))
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise RunDirectoryError(f"checkpoint {path} is damaged: {error}") from error
 
 
@@ -105,6 +104,10 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None
         index, _, name = key.partition(".")
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for parameter, values in optimizer.state.items():  # fused kernels expect the memory layout of the parameter
+        for name, value in values.items():
+            if value.shape == parameter.shape:
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def with_prefix(prefix: str, tensors: Tensors) -> Tensors:
@@ -114,6 +117,18 @@ def with_prefix(prefix: str, tensors: Tensors) -> Tensors:
 def without_prefix(prefix: str, tensors: Tensors) -> Tensors:
     start = f"{prefix}/"
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def _free_name(directory: Path, env_steps: int) -> Path:
+    """Named after the steps; a further one of the same steps sorts after those before and takes nobody's place."""
+    name = f"{env_steps:012d}"
+    same = sorted(directory.glob(f"{name}*"))
+    return directory / (f"{name}.{int(same[-1].suffix[1:] or 0) + 1:03d}" if same else name)
+
+
+def _apart(tensors: Tensors) -> Tensors:
+    """Copies: safetensors refuses tensors that share memory, as tied weights do, or are not contiguous."""
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
 
 
 def _write(path: Path, content: bytes) -> None:

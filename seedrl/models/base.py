@@ -1,6 +1,7 @@
 """The contract of a model, and the actor-critic every built-in network is a case of. Knows nothing of losses."""
 
-from typing import Protocol
+import math
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +78,12 @@ class LstmCore(nn.Module):
         return torch.stack(outputs), torch.cat([hidden, cell], dim=-1)
 
 
-def scaled(layer: nn.Linear, gain: float) -> nn.Linear:
-    """Orthogonal weights of this gain, zero bias."""
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+def scaled(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
+    """Orthogonal weights of this gain (the default keeps the variance through a ReLU), zero bias."""
     nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
     return layer

@@ -39,7 +39,7 @@ def _own_model(path: str, config: ModelConfig, spec: EnvSpec) -> nn.Module:
     module_name, _, class_name = path.partition(":")
     try:
         model = getattr(importlib.import_module(module_name), class_name)(spec, **config.options)
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"model.name={path} could not be built: {error}") from error
     if not isinstance(model, nn.Module) or not isinstance(getattr(model, "core_size", None), int):
         raise ConfigError(

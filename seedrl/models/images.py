@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from seedrl.models.base import scaled
 from seedrl.specs import ArraySpec
 
 
@@ -14,7 +15,7 @@ class ImageEncoder(nn.Module):
         self.trunk = trunk
         with torch.no_grad():
             flat = trunk(torch.zeros(1, *observation.shape)).numel()
-        self.linear = nn.Linear(flat, size)
+        self.linear = scaled(nn.Linear(flat, size))
         self.size = size
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -26,11 +27,11 @@ class ImageEncoder(nn.Module):
 def nature_encoder(observation: ArraySpec) -> ImageEncoder:
     channels = observation.shape[0]
     trunk = nn.Sequential(
-        nn.Conv2d(channels, 32, kernel_size=8, stride=4),
+        scaled(nn.Conv2d(channels, 32, kernel_size=8, stride=4)),
         nn.ReLU(),
-        nn.Conv2d(32, 64, kernel_size=4, stride=2),
+        scaled(nn.Conv2d(32, 64, kernel_size=4, stride=2)),
         nn.ReLU(),
-        nn.Conv2d(64, 64, kernel_size=3, stride=1),
+        scaled(nn.Conv2d(64, 64, kernel_size=3, stride=1)),
         nn.ReLU(),
     )
     return ImageEncoder(observation, trunk, size=512)

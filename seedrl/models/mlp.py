@@ -15,7 +15,7 @@ class MlpEncoder(nn.Module):
         sizes = [math.prod(observation.shape), *hidden]
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(sizes):
-            layers += [scaled(nn.Linear(inputs, outputs), gain=math.sqrt(2)), nn.Tanh()]
+            layers += [scaled(nn.Linear(inputs, outputs)), nn.Tanh()]
         self.layers = nn.Sequential(*layers)
         self.size = sizes[-1]
 

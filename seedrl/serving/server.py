@@ -66,8 +66,7 @@ class Server:
     def set_ready(self, ready: bool) -> None:
         status = health_pb2.HealthCheckResponse
         value = status.SERVING if ready else status.NOT_SERVING
-        for name in ("", SERVICE):
-            asyncio.run_coroutine_threadsafe(self._health.set(name, value), self._loop)
+        self._call(self._set_health, value)
 
     def answer(self, answers: list[Answer]) -> None:
         """Sends actions back: one wake-up of the loop for a whole batch."""
@@ -86,14 +85,17 @@ class Server:
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._serve())
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # ends what is still going on as well
+                runner.run(self._serve())
         except BaseException as error:
             if not self._bound.done():
                 self._bound.set_exception(error)
             else:
                 self._on_failure(error)
-        finally:
-            self._loop.close()
+
+    def _set_health(self, value: int) -> None:
+        for name in ("", SERVICE):
+            self._loop.create_task(self._health.set(name, value))
 
     async def _serve(self) -> None:
         server = grpc.aio.server(options=server_options(self._config.serving.max_message_mb))

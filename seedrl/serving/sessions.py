@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, group_size
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
 from seedrl.specs import EnvSpec
-from seedrl.wire.codec import ENDED, RESET, Job, Rows
+from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Job, Rows
+
+OTHER_BYTES = ENV_ID.itemsize + REWARD.itemsize + FLAGS.itemsize  # of a row, besides its observation
 
 
 @dataclass(eq=False, slots=True)
@@ -108,7 +110,7 @@ class SessionTable:
 
     def agree(self, spec: EnvSpec) -> None:
         """The first spaces announced become everybody's."""
-        largest = self.config.actors.envs // self.config.actors.groups * spec.observation.nbytes
+        largest = group_size(self.config) * (spec.observation.nbytes + OTHER_BYTES) + 64
         limit = self.config.serving.max_message_mb * 1024 * 1024
         if largest > limit:
             raise Mismatch(
@@ -128,6 +130,6 @@ class SessionTable:
             options=dict(env.options),
             keep=list(env.keep),
             num_envs=actors.envs,
-            group_size=actors.envs // actors.groups,
+            group_size=group_size(self.config),
             seed=self.job_seed(session.id),
         )

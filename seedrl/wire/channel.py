@@ -1,4 +1,4 @@
-"""gRPC options of both ends, in one place. Why each is set: docs/wire.md."""
+"""gRPC options of both ends, in one place."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def server_options(max_message_mb: int) -> list[tuple[str, Any]]:
         ("grpc.so_reuseport", 0),  # a second learner on the same port must fail, not share it
         ("grpc.max_receive_message_length", max_message_mb * MIB),
         ("grpc.max_send_message_length", max_message_mb * MIB),
-        ("grpc.max_concurrent_streams", 8),
+        ("grpc.max_concurrent_streams", 8),  # of one connection; an actor needs one
         ("grpc.max_metadata_size", 4096),
         ("grpc.absolute_max_metadata_size", 8192),
         ("grpc.server_handshake_timeout_ms", 10_000),
@@ -39,8 +39,8 @@ def client_options() -> list[tuple[str, Any]]:
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 2_000),
         ("grpc.max_reconnect_backoff_ms", 5_000),
-        ("grpc.enable_retries", 0),
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),  # the actor decides what is worth retrying
+        ("grpc.enable_http_proxy", 0),  # an http_proxy variable would capture the stream
+        ("grpc.use_local_subchannel_pool", 1),  # a new session starts with no back-off of the last one
         *_KEEPALIVE,
     ]

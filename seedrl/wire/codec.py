@@ -68,9 +68,14 @@ def encode_welcome(job: Job) -> pb.StreamResponse:
 
 
 def decode_welcome(welcome: pb.Welcome) -> Job:
-    options = json.loads(welcome.env.options_json or "{}")
+    try:
+        options = json.loads(welcome.env.options_json or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage(f"env.options_json: expected JSON, saw {welcome.env.options_json[:32]!r}") from error
     if not isinstance(options, dict):
         raise InvalidMessage(f"env.options_json: expected an object, saw {type(options).__name__}")
+    if welcome.num_envs < 1:
+        raise InvalidMessage(f"num_envs: expected at least 1, saw {welcome.num_envs}")
     if welcome.group_size < 1 or welcome.num_envs % welcome.group_size:
         raise InvalidMessage(f"group_size: expected a divisor of {welcome.num_envs}, saw {welcome.group_size}")
     return Job(
@@ -114,17 +119,18 @@ def encode_step(request_id: int, rows: Rows) -> pb.StreamRequest:
 
 def decode_step(step: pb.Step, spec: EnvSpec, num_envs: int) -> Rows:
     """The rows of a Step, as views of its bytes. Raises InvalidMessage or NotGranted naming what is wrong."""
-    n = len(step.flags)
+    env_id, observation, reward, flags = step.env_id, step.observation, step.reward, step.flags  # each read is a copy
+    n = len(flags)
     if not 1 <= n <= num_envs:
         raise InvalidMessage(f"flags: expected 1 to {num_envs} rows, saw {n}")
-    _expect_bytes("env_id", step.env_id, n * ENV_ID.itemsize, f"{n} rows of int32")
-    _expect_bytes("reward", step.reward, n * REWARD.itemsize, f"{n} rows of float32")
-    _expect_bytes("observation", step.observation, n * spec.observation.nbytes, f"{n} rows of {spec.observation}")
+    _expect_bytes("env_id", env_id, n * ENV_ID.itemsize, f"{n} rows of int32")
+    _expect_bytes("reward", reward, n * REWARD.itemsize, f"{n} rows of float32")
+    _expect_bytes("observation", observation, n * spec.observation.nbytes, f"{n} rows of {spec.observation}")
     rows = Rows(
-        env_id=np.frombuffer(step.env_id, ENV_ID),
-        observation=np.frombuffer(step.observation, spec.observation.dtype).reshape(n, *spec.observation.shape),
-        reward=np.frombuffer(step.reward, REWARD),
-        flags=np.frombuffer(step.flags, FLAGS),
+        env_id=np.frombuffer(env_id, ENV_ID),
+        observation=np.frombuffer(observation, spec.observation.dtype).reshape(n, *spec.observation.shape),
+        reward=np.frombuffer(reward, REWARD),
+        flags=np.frombuffer(flags, FLAGS),
     )
     low, high = int(rows.env_id.min()), int(rows.env_id.max())
     if low < 0 or high >= num_envs:

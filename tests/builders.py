@@ -1,0 +1,140 @@
+"""Makes the inputs of the learning half: specs, model inputs, unrolls in a store, learners. All of them tiny.
+
+from tests.builders import learner_parts, model_input, record
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from seedrl.config import AlgorithmConfig, LearnerConfig, StopConfig
+from seedrl.learning.learner import Learner
+from seedrl.metrics import LearningMetrics
+from seedrl.policy import Policy
+from seedrl.specs import EnvSpec
+from seedrl.store import Store
+from seedrl.types import ModelInput, ModelOutput
+from tests.fakes import TinyModel, make_spec
+
+torch.set_num_threads(1)  # tensors here are tiny: on a busy machine a second thread costs far more than it brings
+
+
+def model_input(spec: EnvSpec, rows: int, batch: int, *, seed: int = 0, resets: bool = True) -> ModelInput:
+    """Random rows [rows, batch, ...]; with `resets` every fifth of them or so begins an episode."""
+    generator = torch.Generator().manual_seed(seed)
+    shape, dtype = (rows, batch, *spec.observation.shape), getattr(torch, spec.observation.dtype)
+    if dtype.is_floating_point:
+        observation = torch.randn(shape, generator=generator, dtype=dtype)
+    else:
+        observation = torch.randint(0, 100, shape, generator=generator, dtype=dtype)
+    reset = (torch.rand(rows, batch, generator=generator) < 0.2) & torch.tensor(resets)
+    return ModelInput(
+        observation=observation,
+        reward=torch.randn(rows, batch, generator=generator).masked_fill(reset, 0),
+        last_action=torch.randint(spec.num_actions, (rows, batch), generator=generator).masked_fill(reset, 0),
+        reset=reset,
+    )
+
+
+def row_of(inputs: ModelInput, t: int) -> ModelInput:
+    """Row t as an input of one row."""
+    return ModelInput(*(tensor[t : t + 1] for tensor in inputs))
+
+
+def record(
+    store: Store,
+    model: nn.Module,
+    spec: EnvSpec,
+    unrolls: int,
+    *,
+    policy_version: int = 0,
+    seed: int = 0,
+    reward: Callable[[Tensor], Tensor] = lambda reward: reward,
+) -> None:
+    """Commits `unrolls` of random rows, answered by `model` one at a time, through the calls inference makes."""
+    inputs = model_input(spec, store.unroll_length + 1, unrolls, seed=seed)
+    inputs = inputs._replace(reward=reward(inputs.reward))
+    entries = store.reserve(unrolls, timeout=0)
+    assert len(entries) == unrolls, "the store is too small for this test"
+    entry = torch.tensor(entries)
+    core_state = torch.randn(unrolls, int(model.core_size), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+    store.begin(entry, core_state)
+    ended = torch.cat([inputs.reset[1:], torch.zeros(1, unrolls, dtype=torch.bool)])
+    for t in range(store.unroll_length + 1):
+        row, time = row_of(inputs, t), torch.full((unrolls,), t)
+        with torch.inference_mode():
+            output, core_state = model(row, core_state)
+        store.write_frames(entry, time, row.observation[0])
+        store.write_rows(
+            entry,
+            time,
+            ModelInput(*(tensor[0] for tensor in row)),
+            ModelOutput(*(tensor[0] for tensor in output)),
+            terminated=ended[t],
+            truncated=torch.zeros_like(ended[t]),
+            age=torch.zeros_like(time),
+            action=output.logits[0].argmax(dim=-1),
+            policy_version=policy_version,
+        )
+    store.commit(entries)
+
+
+@dataclass
+class LearnerParts:
+    """A learner with what it is made of; `steps` is what it believes the environments have done."""
+
+    learner: Learner
+    store: Store
+    policy: Policy
+    metrics: LearningMetrics
+    config: LearnerConfig
+    spec: EnvSpec
+    steps: int = 0
+
+    def record(self, batches: int = 1, *, policy_version: int = 0, seed: int = 0) -> None:
+        unrolls = batches * self.config.algorithm.batch_size
+        record(self.store, self.learner.model, self.spec, unrolls, policy_version=policy_version, seed=seed)
+
+
+def learner_parts(
+    algorithm: AlgorithmConfig | None = None,
+    model: nn.Module | None = None,
+    spec: EnvSpec | None = None,
+    *,
+    stop_at: int = 1000,
+    batches: int = 4,
+    seed: int = 0,
+) -> LearnerParts:
+    """A learner of a TinyModel, or another, with a store for `batches` train batches of 2 unrolls of 3 steps."""
+    spec = spec or make_spec()
+    algorithm = algorithm or AlgorithmConfig()
+    algorithm.batch_size, algorithm.unroll_length = 2, 3
+    config = LearnerConfig(algorithm=algorithm, stop=StopConfig(env_steps=stop_at))
+    torch.manual_seed(seed)
+    model = model or TinyModel(spec)
+    store = Store(
+        spec,
+        slots=1,
+        capacity=2 * batches,
+        unroll_length=3,
+        frame_stack=1,
+        core_size=int(model.core_size),  # type: ignore[arg-type]
+        device=torch.device("cpu"),
+    )
+    policy, metrics = Policy(model, version=0), LearningMetrics()
+    parts: LearnerParts
+    learner = Learner(config, model, store, policy, metrics, env_steps=lambda: parts.steps)
+    parts = LearnerParts(learner, store, policy, metrics, config, spec)
+    return parts
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of its state."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def same(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
+    """Whether two states hold the same tensors, bit for bit."""
+    return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

@@ -1,0 +1,53 @@
+"""Learners and actors in threads, ended after each test whatever happened in it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seedrl.config import ActorConfig
+from seedrl.service import LearnerService
+from tests.integration.support import RunningActor, RunningLearner, SignedPool, free_address, tiny_config
+
+StartLearner = Callable[..., RunningLearner]
+StartActor = Callable[..., RunningActor]
+
+
+@pytest.fixture
+def start_learner(tmp_path: Path) -> Iterator[StartLearner]:
+    """start_learner(kind=LearnerService, listen=…, **{"serving.max_slots": 4, …})"""
+    started: list[RunningLearner] = []
+
+    def start(kind: type[LearnerService] = LearnerService, listen: str = "", **settings: Any) -> RunningLearner:
+        config = tiny_config(str(tmp_path / "run"), listen or free_address())
+        for key, value in settings.items():
+            group, _, name = key.rpartition("__")
+            setattr(getattr(config, group) if group else config, name, value)
+        started.append(RunningLearner(kind(config)))
+        return started[-1]
+
+    yield start
+    for learner in started:
+        learner.service.stop.ask("interrupted", "the test is over")
+    for learner in started:
+        learner.thread.join(20)
+        assert learner.ended()
+
+
+@pytest.fixture
+def start_actor() -> Iterator[StartActor]:
+    """start_actor(address, make_pool=SignedPool, **fields of ActorConfig)"""
+    started: list[RunningActor] = []
+
+    def start(address: str, make_pool: Callable[..., Any] = SignedPool, **settings: Any) -> RunningActor:
+        config = ActorConfig(**{"learner": address, "name": f"actor-{len(started)}", "patience": 60.0, **settings})
+        started.append(RunningActor(config, make_pool))
+        return started[-1]
+
+    yield start
+    for actor in started:
+        actor.actor.stop()
+    for actor in started:
+        actor.thread.join(20)
+        assert actor.ended()

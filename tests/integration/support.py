@@ -1,0 +1,364 @@
+"""What the integration tests stand on: learners and actors in threads, hand-made peers, a wire that can be cut."""
+
+import contextlib
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from envs_server.actor import Actor
+from seedrl.config import LearnerConfig
+from seedrl.errors import SeedrlError
+from seedrl.service import LearnerService
+from seedrl.specs import EnvSpec
+from seedrl.types import ModelInput, ModelOutput
+from seedrl.v1 import inference_pb2 as pb
+from seedrl.v1 import inference_pb2_grpc
+from seedrl.wire import codec
+from seedrl.wire.channel import client_options
+from tests.fakes import FakePool, make_spec
+
+DEADLINE = 60.0  # of every wait; reached only when something hangs
+NUM_ACTIONS = 17
+SPEC = make_spec(shape=(3,), num_actions=NUM_ACTIONS)
+
+
+def eventually(condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
+    """The first true value of `condition`; fails if there is none before the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not true after {seconds:g} s"
+        time.sleep(0.01)
+    return value
+
+
+def free_address() -> str:
+    """An address nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+# A policy whose action shows which observation it was made for.
+
+
+def right_action(observation: Any) -> Any:
+    """The action OracleModel takes for observations [..., 3] of environment, row and pool."""
+    return (7 * observation[..., 0] + 3 * observation[..., 1] + observation[..., 2]) % NUM_ACTIONS
+
+
+class OracleModel(nn.Module):
+    """Takes `right_action` with certainty; only its value learns. Use as model.name=tests.integration.support:…"""
+
+    core_size = 0
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.value = nn.Linear(1, 1)
+
+    def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        signs = inputs.observation.flatten(2)[..., :3].double()
+        logits = 1e4 * nn.functional.one_hot(right_action(signs).long(), NUM_ACTIONS).float()
+        return ModelOutput(logits, self.value(inputs.reward.unsqueeze(-1)).squeeze(-1)), core_state
+
+
+class FailingModel(OracleModel):
+    """Works for inference and raises on the first train batch."""
+
+    def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        if torch.is_grad_enabled():
+            raise ArithmeticError("this model cannot be trained")
+        return super().forward(inputs, core_state)
+
+
+class SignedPool(FakePool):
+    """Counting environments that sign their observations and check every action they are given."""
+
+    def __init__(self, job: codec.Job, threads: int = 1, shape: tuple[int, ...] = (3,), **options: Any) -> None:
+        super().__init__(job, threads, shape=shape, num_actions=NUM_ACTIONS, **options)
+        self.job = job
+        self.signature = job.seed % 1000
+        self.wrong: list[str] = []
+        self._shown: dict[int, Any] = {}  # environment → its newest observation
+
+    def recv(self) -> codec.Rows:
+        rows = super().recv()
+        entries = rows.observation.reshape(len(rows.env_id), -1)
+        entries[:, 2] = self.signature
+        for env_id, entry in zip(rows.env_id.tolist(), entries[:, :3], strict=True):
+            self._shown[env_id] = entry.copy()
+        return rows
+
+    def send(self, action: Any, env_id: Any) -> None:
+        for env, chosen in zip(env_id.tolist(), action.tolist(), strict=True):
+            if chosen != right_action(self._shown[env]):
+                self.wrong.append(f"action {chosen} for {self._shown[env].tolist()} of environment {env}")
+        super().send(action, env_id)
+
+
+# The two ends, in threads of the test.
+
+
+def tiny_config(run_dir: str, listen: str) -> LearnerConfig:
+    config = LearnerConfig(run_dir=run_dir, listen=listen, threads=1)
+    config.env.id = "Signed-v0"
+    config.model.name = f"{__name__}:OracleModel"
+    config.algorithm.unroll_length = 4
+    config.algorithm.batch_size = 4
+    config.serving.max_slots = 64
+    config.actors.envs = 4
+    config.stop.env_steps = 10**9
+    config.display = type(config.display).none
+    return config
+
+
+class InThread:
+    """Something with a `run` that runs in a thread of its own; keeps what it returned or raised."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._run = run
+        self.thread = threading.Thread(target=self._work, name="under-test", daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            self.result = self._run()
+        except SeedrlError as error:
+            self.error = error
+
+    def ended(self) -> bool:
+        return not self.thread.is_alive()
+
+    def join(self, seconds: float = DEADLINE) -> Any:
+        """What `run` returned; raises what it raised. Fails if it does not end."""
+        self.thread.join(seconds)
+        assert self.ended(), f"still running after {seconds:g} s"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class RunningLearner(InThread):
+    def __init__(self, service: LearnerService) -> None:
+        self.service = service
+        self.address = service.config.listen
+        super().__init__(service.run)
+
+    @property
+    def env_steps(self) -> int:
+        return self.service.serving.env_steps
+
+    def steps_on(self, more: int = 50) -> None:
+        """Waits until the learner has served more steps than now."""
+        goal = self.env_steps + more
+        eventually(lambda: self.env_steps >= goal)
+
+    def stop(self, status: str = "interrupted", seconds: float = DEADLINE) -> dict[str, Any]:
+        self.service.stop.ask(status, "the test is over")
+        summary = self.join(seconds)
+        assert not self.living_threads()
+        return summary
+
+    def living_threads(self) -> list[str]:
+        threads = [*self.service.threads, self.service.server._thread]
+        return [thread.name for thread in threads if thread.is_alive()]
+
+
+class RunningActor(InThread):
+    """An Actor; `pools` has one pool per session, `said` what it printed."""
+
+    def __init__(self, config: Any, make_pool: Callable[..., Any]) -> None:
+        self.pools: list[Any] = []
+        self.said: list[str] = []
+
+        def remember(job: codec.Job, threads: int) -> Any:
+            self.pools.append(make_pool(job, threads))
+            return self.pools[-1]
+
+        self.actor = Actor(config, remember, self.said.append)
+        super().__init__(self.actor.run)
+
+    @property
+    def requests(self) -> int:
+        """Requests answered in the newest session."""
+        return len(self.pools[-1].sent) if self.pools else 0
+
+    @property
+    def wrong(self) -> list[str]:
+        return [wrong for pool in self.pools for wrong in pool.wrong]
+
+    def says(self, words: str) -> bool:
+        return any(words in line for line in self.said)
+
+    def stop(self) -> None:
+        self.actor.stop()
+        self.join()
+
+
+class RawActor:
+    """The actor's end of a stream, one message at a time, right or wrong."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, options=client_options())
+        self._outgoing: queue.Queue[pb.StreamRequest | None] = queue.Queue()
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._call = stub.Stream(iter(self._outgoing.get, None), timeout=DEADLINE, wait_for_ready=True)
+
+    def __enter__(self) -> "RawActor":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.cut()
+
+    def send(self, message: pb.StreamRequest) -> None:
+        self._outgoing.put(message)
+
+    def receive(self) -> pb.StreamResponse:
+        return next(self._call)
+
+    def join(self, spec: EnvSpec = SPEC, name: str = "raw") -> codec.Job:
+        """Hello, Welcome, Ready."""
+        self.send(codec.encode_hello(name))
+        job = codec.decode_welcome(self.receive().welcome)
+        self.send(codec.encode_ready(spec))
+        return job
+
+    def step(self, request_id: int = 1, **changes: Any) -> None:
+        self.send(step_message(request_id, **changes))
+
+    def status(self) -> tuple[grpc.StatusCode, str]:
+        """How the learner ended the stream; reads whatever it said before."""
+        try:
+            for _ in self._call:
+                pass
+        except grpc.RpcError:
+            pass
+        return self._call.code(), self._call.details()
+
+    def half_close(self) -> None:
+        self._outgoing.put(None)
+
+    def cut(self) -> None:
+        """Gone without a word."""
+        self._call.cancel()
+        self._channel.close()
+        self._outgoing.put(None)
+
+
+def make_rows(env_id: Any = (0, 1, 2, 3), spec: EnvSpec = SPEC, flags: int = codec.RESET) -> codec.Rows:
+    n = len(env_id)
+    return codec.Rows(
+        env_id=np.array(env_id, np.int32),
+        observation=np.zeros((n, *spec.observation.shape), spec.observation.dtype),
+        reward=np.zeros(n, np.float32),
+        flags=np.full(n, flags, np.uint8),
+    )
+
+
+def step_message(request_id: int = 1, **changes: Any) -> pb.StreamRequest:
+    """A valid first Step, except for `changes`: fields of Rows."""
+    return codec.encode_step(request_id, make_rows()._replace(**changes))
+
+
+# A learner that follows a script.
+
+Script = Callable[[Iterator[pb.StreamRequest]], Iterator[pb.StreamResponse]]
+
+
+@dataclass
+class ScriptedLearner:
+    """Answers each session as `script` says; the script reads requests and yields responses."""
+
+    script: Script
+    sessions: int = 0
+    address: str = ""
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def Stream(self, requests: Iterator[pb.StreamRequest], context: grpc.ServicerContext) -> Iterator[Any]:
+        self.sessions += 1
+        with contextlib.suppress(grpc.RpcError):  # the actor left
+            yield from self.script(requests)
+
+    def __enter__(self) -> "ScriptedLearner":
+        self._server = grpc.server(futures.ThreadPoolExecutor(8))
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.over.set()
+        assert self._server.stop(grace=0.2).wait(DEADLINE)
+
+
+# A wire that can be cut.
+
+
+class Wire:
+    """Passes bytes between actors and a learner until `cut`; new connections work again."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(DEADLINE)
+
+    def cut(self) -> None:
+        """Ends every connection at once, without any goodbye of HTTP/2."""
+        ends, self._open = self._open, []
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _start(self, target: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=target, args=args, name="wire", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            try:
+                far = socket.create_connection(self._target)
+            except ConnectionRefusedError:
+                near.close()
+                continue
+            self._open += [near, far]
+            self._start(self._pass, near, far)
+
+    def _pass(self, near: socket.socket, far: socket.socket) -> None:
+        with near, far, contextlib.suppress(OSError):
+            while True:
+                for source in select.select([near, far], [], [])[0]:
+                    content = source.recv(65536)
+                    if not content:
+                        return
+                    (far if source is near else near).sendall(content)

@@ -1,0 +1,753 @@
+"""The stream in every situation we could think of, over real sockets: nobody hangs, nobody gets a wrong answer."""
+
+import functools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+import envs_server.actor
+from seedrl.errors import EnvFailed, InvalidMessage, LearnerLost, Refused, ThreadDied
+from seedrl.service import LearnerService
+from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire import codec
+from tests.fakes import make_job, make_spec
+from tests.integration.conftest import StartActor, StartLearner
+from tests.integration.support import (
+    DEADLINE,
+    NUM_ACTIONS,
+    SPEC,
+    RawActor,
+    RunningActor,
+    RunningLearner,
+    ScriptedLearner,
+    SignedPool,
+    Wire,
+    eventually,
+    free_address,
+    make_rows,
+    right_action,
+    step_message,
+    tiny_config,
+)
+
+SERVICE = "seedrl.v1.InferenceService"
+Code = grpc.StatusCode
+
+
+# Joining.
+
+
+def test_actor_started_before_the_learner_joins_when_it_comes(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    address = free_address()
+    actor = start_actor(address)
+    eventually(lambda: actor.says("trying again"))
+    start_learner(listen=address).steps_on()
+    assert actor.requests > 0
+
+
+def test_learner_restarted_gets_its_actor_back_as_a_new_session(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    first = start_learner()
+    actor = start_actor(first.address)
+    first.steps_on()
+    before = first.stop()
+    second = start_learner(listen=first.address)
+    eventually(lambda: second.env_steps > before["env_steps"])
+    second.steps_on()
+    assert len(actor.pools) == 2
+    assert not actor.ended()
+    assert not actor.wrong
+
+
+def test_actor_whose_wire_is_cut_joins_again_as_a_new_session(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner()
+    with Wire(learner.address) as wire:
+        actor = start_actor(wire.address)
+        learner.steps_on()
+        wire.cut()
+        eventually(lambda: len(actor.pools) == 2 and actor.requests > 0)
+        eventually(lambda: len(learner.service.sessions.open) == 1)
+        learner.steps_on()
+        assert actor.pools[0].signature != actor.pools[1].signature  # other seeds: not the same episodes once more
+        actor.stop()
+
+
+def test_unix_socket_serves_like_tcp(start_learner: StartLearner, start_actor: StartActor, tmp_path: Path) -> None:
+    learner = start_learner(listen=f"unix:{tmp_path}/learner.sock")
+    actor = start_actor(learner.address)
+    learner.steps_on()
+    assert not actor.wrong
+
+
+# Own answers.
+
+
+@pytest.mark.parametrize("count", [2, 10])
+def test_actors_at_once_each_get_their_own_answers(
+    start_learner: StartLearner, start_actor: StartActor, count: int
+) -> None:
+    learner = start_learner(serving__max_slots=4 * count)
+    actors = [start_actor(learner.address) for _ in range(count)]
+    eventually(lambda: all(actor.requests >= 100 for actor in actors))
+    assert [wrong for actor in actors for wrong in actor.wrong] == []
+    assert len({actor.pools[0].signature for actor in actors}) == count
+
+
+def test_replies_out_of_order_reach_their_environments(start_actor: StartActor) -> None:
+    def answer_pairs_backwards(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
+        yield from begin(requests, num_envs=8, group_size=4)
+        for _ in range(20):
+            pair = [next_step(requests), next_step(requests)]
+            assert pair[0].request_id != pair[1].request_id
+            yield from (answer(step) for step in reversed(pair))
+        yield codec.encode_control(pb.Control.COMMAND_END, "enough")
+
+    with ScriptedLearner(answer_pairs_backwards) as learner:
+        actor = start_actor(learner.address)
+        actor.join()
+    assert actor.requests == 40
+    assert not actor.wrong
+
+
+def test_act_for_no_request_in_flight_is_named_by_the_actor(start_actor: StartActor) -> None:
+    def invent(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
+        yield from begin(requests)
+        yield codec.encode_act(99, np.zeros(4, np.int32))
+
+    with ScriptedLearner(invent) as learner, pytest.raises(InvalidMessage, match=r"request_id.*99"):
+        start_actor(learner.address).join()
+
+
+def test_act_with_too_few_rows_is_named_by_the_actor(start_actor: StartActor) -> None:
+    def shorten(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
+        yield from begin(requests)
+        yield codec.encode_act(next_step(requests).request_id, np.zeros(3, np.int32))
+
+    with ScriptedLearner(shorten) as learner, pytest.raises(InvalidMessage, match=r"action: expected 16 bytes.*saw 12"):
+        start_actor(learner.address).join()
+
+
+def test_act_comes_in_the_order_of_the_rows_of_its_step(start_learner: StartLearner) -> None:
+    learner = start_learner()
+    with RawActor(learner.address) as raw:
+        raw.join()
+        observation = np.array([[1, 5, 9], [2, 6, 9], [3, 7, 9]], np.float32)
+        rows = make_rows(env_id=[3, 0, 2])._replace(observation=observation)
+        raw.send(codec.encode_step(77, rows))
+        act = raw.receive().act
+    assert act.request_id == 77
+    assert codec.decode_act(act, 3).tolist() == right_action(observation).tolist()
+
+
+# Refusals. One learner and one good actor for all of them: the good one must not notice.
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLearner]:
+    """A learner with a good actor that steps without end."""
+    config = tiny_config(str(tmp_path_factory.mktemp("busy") / "run"), free_address())
+    config.serving.max_message_mb = 1
+    learner = RunningLearner(LearnerService(config))
+    actor = RunningActor(envs_server.actor.ActorConfig(learner=learner.address, name="good"), SignedPool)
+    learner.steps_on()
+    yield learner
+    assert len(actor.pools) == 1
+    assert not actor.wrong
+    actor.stop()
+    learner.stop()
+
+
+def hello(version: int) -> pb.StreamRequest:
+    return pb.StreamRequest(hello=pb.Hello(protocol_version=version, actor_name="bad"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "words"),
+    [
+        ([hello(2)], Code.FAILED_PRECONDITION, ["protocol_version", "speaks 1", "the actor 2"]),
+        ([step_message()], Code.INVALID_ARGUMENT, ["expected hello", "saw step"]),
+        ([pb.StreamRequest()], Code.INVALID_ARGUMENT, ["expected hello", "saw None"]),
+        ([hello(1), hello(1)], Code.INVALID_ARGUMENT, ["expected ready", "saw hello"]),
+        ([hello(1), step_message()], Code.INVALID_ARGUMENT, ["expected ready", "saw step"]),
+    ],
+    ids=["version", "no_hello", "empty", "hello_twice", "no_ready"],
+)
+def test_stream_begun_wrongly_is_refused_by_name(
+    busy: RunningLearner, messages: list[pb.StreamRequest], code: Code, words: list[str]
+) -> None:
+    with RawActor(busy.address) as raw:
+        for message in messages:
+            raw.send(message)
+        expect_refusal(raw, code, words)
+    busy.steps_on()
+
+
+@pytest.mark.parametrize(
+    ("ready", "code", "words"),
+    [
+        (codec.encode_ready(make_spec((4,))), Code.FAILED_PRECONDITION, ["spaces", "float32[3]", "float32[4]"]),
+        (
+            codec.encode_ready(make_spec((3,), "uint8", NUM_ACTIONS)),
+            Code.FAILED_PRECONDITION,
+            ["spaces", "float32[3]", "uint8[3]"],
+        ),
+        (codec.encode_ready(make_spec((3,), num_actions=4)), Code.FAILED_PRECONDITION, ["spaces", "17 actions", "4"]),
+        (codec.encode_ready(make_spec((3,), "complex64")), Code.INVALID_ARGUMENT, ["observation.dtype", "complex64"]),
+        (codec.encode_ready(make_spec((0,))), Code.INVALID_ARGUMENT, ["observation.shape", "[0]"]),
+        (codec.encode_ready(make_spec((3,), num_actions=1)), Code.INVALID_ARGUMENT, ["num_actions", "saw 1"]),
+        (
+            codec.encode_ready(make_spec((2**31, 2**31), "float64")),
+            Code.FAILED_PRECONDITION,
+            ["serving.max_message_mb", "1048576"],
+        ),
+    ],
+    ids=["shape", "dtype", "actions", "unknown_dtype", "empty_shape", "one_action", "huge"],
+)
+def test_ready_with_wrong_spaces_is_refused_by_name(
+    busy: RunningLearner, ready: pb.StreamRequest, code: Code, words: list[str]
+) -> None:
+    with RawActor(busy.address) as raw:
+        raw.send(codec.encode_hello("bad"))
+        raw.send(ready)
+        expect_refusal(raw, code, words)
+    busy.steps_on()
+
+
+def rows_with(**changes: Any) -> pb.StreamRequest:
+    """A valid first Step with some of its bytes replaced."""
+    message = step_message()
+    for name, content in changes.items():
+        setattr(message.step, name, content)
+    return message
+
+
+def poisoned(value: float) -> Any:
+    observation = make_rows().observation
+    observation[2, 1] = value
+    return observation
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "words"),
+    [
+        (rows_with(observation=b"123"), Code.INVALID_ARGUMENT, ["observation", "48 bytes", "float32[3]", "saw 3"]),
+        (rows_with(reward=b""), Code.INVALID_ARGUMENT, ["reward", "16 bytes", "saw 0"]),
+        (rows_with(env_id=bytes(12)), Code.INVALID_ARGUMENT, ["env_id", "16 bytes", "saw 12"]),
+        (rows_with(flags=b""), Code.INVALID_ARGUMENT, ["flags", "1 to 4 rows", "saw 0"]),
+        (codec.encode_step(1, make_rows(range(5))), Code.INVALID_ARGUMENT, ["flags", "1 to 4 rows", "saw 5"]),
+        (step_message(observation=poisoned(np.nan)), Code.INVALID_ARGUMENT, ["observation", "finite", "row 2"]),
+        (step_message(observation=poisoned(np.inf)), Code.INVALID_ARGUMENT, ["observation", "finite", "row 2"]),
+        (step_message(reward=np.full(4, np.nan, np.float32)), Code.INVALID_ARGUMENT, ["reward", "finite", "row 0"]),
+        (step_message(env_id=np.array([0, 1, 2, 4], np.int32)), Code.PERMISSION_DENIED, ["env_id", "0 to 3", "saw 4"]),
+        (step_message(env_id=np.array([0, 1, 2, -1], np.int32)), Code.PERMISSION_DENIED, ["env_id", "saw -1"]),
+        (step_message(env_id=np.array([0, 1, 1, 2], np.int32)), Code.INVALID_ARGUMENT, ["env_id", "once", "twice"]),
+        (step_message(flags=np.full(4, 8, np.uint8)), Code.INVALID_ARGUMENT, ["flags", "sum of 1, 2 and 4", "saw 8"]),
+        (step_message(flags=np.zeros(4, np.uint8)), Code.INVALID_ARGUMENT, ["flags", "expected RESET", "saw 0"]),
+    ],
+    ids=[
+        "observation_bytes",
+        "reward_bytes",
+        "env_id_bytes",
+        "no_rows",
+        "too_many_rows",
+        "observation_nan",
+        "observation_inf",
+        "reward_nan",
+        "env_id_outside",
+        "env_id_negative",
+        "env_id_twice",
+        "flags_unknown",
+        "flags_without_reset",
+    ],
+)
+def test_step_that_breaks_a_rule_is_refused_by_name(
+    busy: RunningLearner, step: pb.StreamRequest, code: Code, words: list[str]
+) -> None:
+    with RawActor(busy.address) as raw:
+        raw.join()
+        raw.send(step)
+        expect_refusal(raw, code, words)
+    busy.steps_on()
+
+
+def test_step_for_an_environment_in_flight_is_refused_by_name(start_learner: StartLearner) -> None:
+    learner = start_learner(serving__min_rows=5, serving__max_wait=600.0)  # nothing is answered
+    with RawActor(learner.address) as raw:
+        raw.join()
+        raw.step(1, **make_rows([0, 1])._asdict())
+        raw.step(2, **make_rows([1, 2])._asdict())
+        expect_refusal(raw, Code.INVALID_ARGUMENT, ["env_id", "no row in flight", "saw 1 again"])
+
+
+def test_message_above_the_limit_ends_its_own_session_only(busy: RunningLearner) -> None:
+    with RawActor(busy.address) as raw:
+        raw.join()
+        raw.send(rows_with(observation=bytes(2 * 1024 * 1024)))
+        expect_refusal(raw, Code.RESOURCE_EXHAUSTED, ["larger than max"])
+    busy.steps_on()
+
+
+def test_refusals_are_counted_by_reason(busy: RunningLearner) -> None:
+    before = busy.service.serving.refused["InvalidMessage"]
+    with RawActor(busy.address) as raw:
+        raw.send(pb.StreamRequest())
+        raw.status()
+    assert busy.service.serving.refused["InvalidMessage"] == before + 1
+
+
+def test_actor_with_other_spaces_gives_up_with_the_learners_words(
+    busy: RunningLearner, start_actor: StartActor
+) -> None:
+    with pytest.raises(Refused, match=r"FAILED_PRECONDITION.*float32\[3\].*float32\[5\]"):
+        start_actor(busy.address, functools.partial(SignedPool, shape=(5,))).join()
+    busy.steps_on()
+
+
+def test_half_closed_stream_ends_its_session(busy: RunningLearner) -> None:
+    with RawActor(busy.address) as raw:
+        session = raw.join().session_id
+        eventually(lambda: session in busy.service.sessions.open)
+        raw.half_close()
+        code, _ = raw.status()
+    assert code is Code.OK
+    assert session not in busy.service.sessions.open
+
+
+# Large messages.
+
+
+def test_messages_of_forty_megabytes_are_served_when_the_spaces_call_for_them(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner(
+        serving__max_slots=2, actors__envs=2, actors__groups=1, algorithm__unroll_length=1, algorithm__batch_size=2
+    )
+    actor = start_actor(learner.address, functools.partial(SignedPool, shape=(5 * 1024 * 1024,)))
+    eventually(lambda: actor.requests >= 5)
+    assert not actor.wrong
+
+
+@pytest.mark.parametrize("floats", [5 * 1024 * 1024, 512 * 1024], ids=["far_above", "no_room_for_the_rest"])
+def test_spaces_that_need_larger_messages_than_allowed_are_refused_with_the_remedy(
+    start_learner: StartLearner, start_actor: StartActor, floats: int
+) -> None:
+    learner = start_learner(actors__envs=1, actors__groups=1, serving__max_message_mb=2)
+    actor = start_actor(learner.address, functools.partial(SignedPool, shape=(floats,)))
+    with pytest.raises(Refused, match=r"FAILED_PRECONDITION.*serving\.max_message_mb"):
+        actor.join()
+
+
+# Capacity.
+
+
+def test_actor_without_free_slots_is_refused_loudly_and_joins_once_there_are_some(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner(serving__max_slots=4)
+    first = start_actor(learner.address)
+    learner.steps_on()
+    second = start_actor(learner.address)
+    eventually(lambda: second.says("resource_exhausted") and second.says("4 of 4 slots are taken"))
+    assert learner.service.serving.refused["NoCapacity"] >= 1
+    first.stop()
+    eventually(lambda: second.requests >= 10)
+    assert not second.wrong
+
+
+def test_lockstep_learner_refuses_a_second_actor_with_the_reason(start_learner: StartLearner) -> None:
+    learner = start_learner(lockstep=True, actors__groups=1)
+    with RawActor(learner.address) as one, RawActor(learner.address) as other:
+        one.join()
+        other.send(codec.encode_hello("other"))
+        expect_refusal(other, Code.RESOURCE_EXHAUSTED, ["lock-step", "one actor"])
+
+
+def test_dead_actor_frees_its_slots_while_others_go_on(start_learner: StartLearner, start_actor: StartActor) -> None:
+    learner = start_learner(serving__max_slots=8)
+    actor = start_actor(learner.address)
+    raw = RawActor(learner.address)
+    raw.join()
+    raw.step()
+    assert len(raw.receive().act.action) == 4 * codec.ACTION.itemsize
+    raw.cut()
+    eventually(lambda: len(learner.service.sessions.open) == 1)
+    learner.steps_on()
+    with RawActor(learner.address) as heir:
+        heir.join()
+        heir.step()
+        assert heir.receive().HasField("act")
+    assert learner.service.serving.dropped_rows["partial_unroll"] == 4
+    assert len(actor.pools) == 1
+    assert not actor.wrong
+
+
+def test_rows_of_a_dead_session_are_dropped_from_the_batch_they_wait_for(start_learner: StartLearner) -> None:
+    learner = start_learner(serving__min_rows=8, serving__max_wait=600.0)
+    dead = RawActor(learner.address)
+    dead.join()
+    dead.step()
+    eventually(lambda: learner.service.batcher.waiting_rows == 4)
+    dead.cut()
+    eventually(lambda: not learner.service.sessions.open)
+    with RawActor(learner.address) as alive:
+        alive.join()
+        alive.step(5)
+        assert alive.receive().act.request_id == 5
+    assert learner.service.serving.dropped_rows["session_ended"] == 4
+
+
+# Shutting down: nobody hangs.
+
+
+def test_shutdown_while_a_batch_is_partial_ends_everybody(start_learner: StartLearner, start_actor: StartActor) -> None:
+    learner = start_learner(serving__min_rows=64, serving__max_wait=600.0)
+    actor = start_actor(learner.address)
+    eventually(lambda: learner.service.batcher.waiting_rows == 4)
+    summary = learner.stop()
+    assert summary["status"] == "interrupted"
+    eventually(lambda: actor.says("the test is over"))
+    actor.stop()
+
+
+class GatedService(LearnerService):
+    """Holds its first batch until `gate` opens."""
+
+    running: threading.Event
+    gate: threading.Event
+
+    def _build(self, spec: Any) -> None:
+        super()._build(spec)
+        run = self.inference.run
+
+        def gated(requests: Any) -> None:
+            self.running.set()
+            assert self.gate.wait(DEADLINE)
+            run(requests)
+
+        self.inference.run = gated  # type: ignore[method-assign]
+
+
+def test_shutdown_while_inference_runs_waits_for_it_and_ends(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    GatedService.running, GatedService.gate = threading.Event(), threading.Event()
+    learner = start_learner(GatedService)
+    actor = start_actor(learner.address)
+    assert GatedService.running.wait(DEADLINE)
+    learner.service.stop.ask("interrupted", "in the middle of a batch")
+    GatedService.gate.set()
+    learner.join()
+    assert learner.living_threads() == []
+    assert learner.service.serving.batches == 1  # that one was served to its end
+    actor.stop()
+
+
+class IdleLearnerService(LearnerService):
+    """Never trains."""
+
+    def _learn(self) -> None:
+        while not self.stop.wait(0.05):
+            pass
+
+
+def test_full_store_slows_the_actors_and_shutdown_still_ends(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner(IdleLearnerService)
+    actor = start_actor(learner.address)
+    serving = learner.service.serving
+    eventually(lambda: serving.backpressure_seconds > 0.5)
+    steps = learner.env_steps
+    eventually(lambda: serving.backpressure_seconds > 1.0)
+    assert learner.env_steps == steps
+    assert learner.service.store.ready == learner.service.store.capacity
+    assert not actor.ended()
+    learner.stop()
+    actor.stop()
+
+
+def test_shutdown_with_an_idle_stream_tells_it_and_ends(start_learner: StartLearner) -> None:
+    learner = start_learner()
+    with RawActor(learner.address) as raw:
+        raw.join()
+        learner.service.stop.ask("interrupted", "closing time")
+        control = raw.receive().control
+        assert control.command == pb.Control.COMMAND_DRAIN
+        assert control.reason == "closing time"
+        learner.join()
+        assert learner.living_threads() == []
+
+
+def test_shutdown_with_a_stream_that_never_said_hello_ends(start_learner: StartLearner) -> None:
+    learner = start_learner()
+    with RawActor(learner.address) as raw, RawActor(learner.address) as seen:
+        seen.send(codec.encode_hello("seen"))
+        assert seen.receive().HasField("welcome")  # so the other one is connected as well, or will be refused
+        learner.stop()
+        assert raw.status()[0] in (Code.UNAVAILABLE, Code.CANCELLED)
+
+
+def test_shutdown_before_any_actor_came_ends_with_a_summary(start_learner: StartLearner) -> None:
+    learner = start_learner()
+    summary = learner.stop()
+    assert summary["env_steps"] == 0
+    assert summary["status"] == "interrupted"
+
+
+def test_learner_that_is_done_ends_its_actors_with_success(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner(stop__env_steps=200)
+    actors = [start_actor(learner.address) for _ in range(2)]
+    for actor in actors:
+        actor.join()
+        assert actor.says("Done:")
+    assert learner.join()["status"] == "done"
+    eventually(lambda: all(actor.pools[-1].closed for actor in actors))
+
+
+def test_learner_thread_that_dies_takes_the_service_with_it_and_says_why(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner(model__name="tests.integration.support:FailingModel")
+    actor = start_actor(learner.address)
+    with pytest.raises(ThreadDied, match=r"thread learner died: ArithmeticError.*cannot be trained"):
+        learner.join()
+    assert learner.living_threads() == []
+    eventually(lambda: actor.says("thread learner died"))
+    assert not actor.ended()
+
+
+# What the learner may ask of an actor.
+
+
+def test_control_end_ends_the_actor_with_success(start_actor: StartActor) -> None:
+    with ScriptedLearner(serve_then(pb.Control.COMMAND_END)) as learner:
+        actor = start_actor(learner.address)
+        actor.join()
+        assert learner.sessions == 1
+    assert actor.says("because")
+    eventually(lambda: actor.pools[0].closed)
+
+
+def test_control_drain_makes_the_actor_try_again(start_actor: StartActor) -> None:
+    with ScriptedLearner(serve_then(pb.Control.COMMAND_DRAIN, pb.Control.COMMAND_END)) as learner:
+        actor = start_actor(learner.address)
+        actor.join()
+        assert learner.sessions == 2
+    assert actor.says("the learner says: because; trying again")
+    eventually(lambda: all(pool.closed for pool in actor.pools))
+
+
+def test_control_reset_makes_the_actor_join_again_without_complaint(start_actor: StartActor) -> None:
+    with ScriptedLearner(serve_then(pb.Control.COMMAND_RESET, pb.Control.COMMAND_END)) as learner:
+        actor = start_actor(learner.address)
+        actor.join()
+        assert learner.sessions == 2
+    assert len(actor.pools) == 2
+    assert not actor.says("trying again")
+
+
+# Peers that fall silent.
+
+
+def test_learner_that_answers_no_step_is_given_up_after_the_step_deadline(start_actor: StartActor) -> None:
+    with ScriptedLearner(never_answer) as learner:
+        actor = start_actor(learner.address, step_deadline=0.4)
+        eventually(lambda: learner.sessions >= 2)
+        assert actor.says("the learner has not answered for")
+        actor.stop()
+
+
+def test_learner_that_answers_no_step_is_left_once_patience_is_over(start_actor: StartActor) -> None:
+    with ScriptedLearner(never_answer) as learner:
+        actor = start_actor(learner.address, step_deadline=0.2, patience=1.0)
+        with pytest.raises(LearnerLost, match="has not answered"):
+            actor.join()
+
+
+def test_learner_that_never_welcomes_is_given_up_after_the_step_deadline(start_actor: StartActor) -> None:
+    def listen_only(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
+        yield from ()
+        for _ in requests:
+            pass
+
+    with ScriptedLearner(listen_only) as learner:
+        actor = start_actor(learner.address, step_deadline=0.2, patience=1.0)
+        with pytest.raises(LearnerLost, match="has not answered"):
+            actor.join()
+
+
+def test_actor_without_a_learner_gives_up_after_its_patience(start_actor: StartActor) -> None:
+    address = free_address()
+    with pytest.raises(LearnerLost, match=f"no learner at {address}"):
+        start_actor(address, patience=0.5).join()
+
+
+def test_actor_asked_to_stop_while_it_waits_for_a_learner_returns(start_actor: StartActor) -> None:
+    actor = start_actor(free_address())
+    eventually(lambda: actor.says("trying again"))
+    actor.stop()
+
+
+def test_actor_asked_to_stop_while_the_learner_is_silent_returns(start_actor: StartActor) -> None:
+    with ScriptedLearner(never_answer) as learner:
+        actor = start_actor(learner.address)
+        eventually(lambda: actor.pools)
+        actor.stop()
+
+
+# Environments that fail.
+
+
+class BrokenPool(SignedPool):
+    """Fails in its tenth call of `where`."""
+
+    def __init__(self, job: codec.Job, threads: int, where: str) -> None:
+        super().__init__(job, threads)
+        self._where = where
+        self._calls = {"recv": 0, "send": 0}
+
+    def recv(self) -> codec.Rows:
+        self._count("recv")
+        return super().recv()
+
+    def send(self, action: Any, env_id: Any) -> None:
+        self._count("send")
+        super().send(action, env_id)
+
+    def _count(self, call: str) -> None:
+        self._calls[call] += 1
+        if call == self._where and self._calls[call] == 10:
+            raise ZeroDivisionError("the simulator exploded")
+
+
+@pytest.mark.parametrize("where", ["recv", "send"])
+def test_environment_that_raises_ends_the_actor_and_names_the_error(
+    start_learner: StartLearner, start_actor: StartActor, where: str
+) -> None:
+    learner = start_learner()
+    actor = start_actor(learner.address, functools.partial(BrokenPool, where=where))
+    with pytest.raises(EnvFailed, match="the simulator exploded"):
+        actor.join()
+    eventually(lambda: not learner.service.sessions.open)
+    eventually(lambda: actor.pools[0].closed)
+
+
+class SilentPool(SignedPool):
+    """Its environments never finish their third step."""
+
+    def recv(self) -> codec.Rows:
+        if len(self.sent) == 4:
+            threading.Event().wait()
+        return super().recv()
+
+
+def test_environment_that_stops_answering_ends_the_actor_and_says_so(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner(actors__groups=1)
+    actor = start_actor(learner.address, SilentPool, step_deadline=1.0)
+    with pytest.raises(EnvFailed, match="the environments have not answered"):
+        actor.join()
+    eventually(lambda: not learner.service.sessions.open)
+
+
+# What else the port offers.
+
+
+def test_health_says_not_serving_before_the_first_actor_and_serving_afterwards(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner()
+    with grpc.insecure_channel(learner.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        def status(service: str) -> int:
+            request = health_pb2.HealthCheckRequest(service=service)
+            return stub.Check(request, timeout=DEADLINE, wait_for_ready=True).status
+
+        not_serving, serving = (
+            health_pb2.HealthCheckResponse.NOT_SERVING,
+            health_pb2.HealthCheckResponse.SERVING,
+        )
+        assert [status(""), status(SERVICE)] == [not_serving, not_serving]
+        start_actor(learner.address)
+        eventually(lambda: [status(""), status(SERVICE)] == [serving, serving])
+
+
+def test_reflection_lists_and_describes_the_service(start_learner: StartLearner) -> None:
+    learner = start_learner()
+    with grpc.insecure_channel(learner.address) as channel:
+        grpc.channel_ready_future(channel).result(timeout=DEADLINE)
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert SERVICE in database.get_services()
+        described = DescriptorPool(database).FindServiceByName(SERVICE)
+    assert [method.name for method in described.methods] == ["Stream"]
+
+
+def test_report_of_an_actor_reaches_its_session(
+    start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envs_server.actor, "REPORT_SECONDS", 0.0)
+    learner = start_learner()
+    start_actor(learner.address, name="reporter")
+    session = eventually(lambda: next(iter(learner.service.sessions.open.values()), None))
+    eventually(lambda: session.steps > 0 and session.env_seconds > 0 and session.wait_seconds > 0)
+    assert session.name == "reporter"
+
+
+# Helpers.
+
+
+def expect_refusal(raw: RawActor, code: Code, words: list[str]) -> None:
+    seen, details = raw.status()
+    assert seen is code
+    assert [word for word in words if word not in details] == [], details
+
+
+def begin(requests: Iterator[pb.StreamRequest], num_envs: int = 4, group_size: int = 4) -> Iterator[pb.StreamResponse]:
+    assert next(requests).HasField("hello")
+    yield codec.encode_welcome(make_job(num_envs, group_size))
+    assert next(requests).HasField("ready")
+
+
+def next_step(requests: Iterator[pb.StreamRequest]) -> pb.Step:
+    return next(message.step for message in requests if message.HasField("step"))
+
+
+def answer(step: pb.Step) -> pb.StreamResponse:
+    rows = codec.decode_step(step, SPEC, num_envs=8)
+    return codec.encode_act(step.request_id, right_action(rows.observation).astype(np.int32))
+
+
+def never_answer(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
+    yield from begin(requests)
+    for _ in requests:
+        pass
+
+
+def serve_then(*commands: pb.Control.Command) -> Any:
+    """A script that answers some steps in each session and then gives the next of `commands`."""
+    coming = iter(commands)
+
+    def script(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
+        yield from begin(requests)
+        for _ in range(5):
+            yield answer(next_step(requests))
+        yield codec.encode_control(next(coming), "because")
+
+    return script

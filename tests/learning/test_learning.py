@@ -1,0 +1,38 @@
+"""Does it learn? Whole runs of the command line, minutes each: `make test-learning`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def train(run_dir: Path, *overrides: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "seedrl", "run", f"run_dir={run_dir}", "display=none", *overrides]
+    subprocess.run(command, check=True, timeout=800)
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return summary
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+def test_cartpole_every_seed_is_solved_within_500k_steps(tmp_path: Path, seed: int) -> None:
+    summary = train(tmp_path, "env=cartpole", f"seed={seed}")
+    assert summary["return_mean_100"] >= 475
+    assert summary["env_steps"] <= 500_000
+
+
+def test_catch_default_settings_is_solved(tmp_path: Path) -> None:
+    assert train(tmp_path, "env=catch")["return_mean_100"] >= 0.95
+
+
+def test_memory_task_with_lstm_is_solved(tmp_path: Path) -> None:
+    assert train(tmp_path, "experiment=memory")["return_mean_100"] >= 475
+
+
+def test_memory_task_without_lstm_is_not_solved(tmp_path: Path) -> None:
+    summary = train(tmp_path, "experiment=memory", "model.lstm=0", "stop.env_steps=500_000")
+    assert summary["return_mean_100"] < 150

@@ -1,0 +1,116 @@
+"""The serving half without gRPC: policy, slots, store and inference, driven by hand and in one thread."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from envs_server.pool import Pool
+from seedrl.metrics import ServingMetrics
+from seedrl.policy import Policy
+from seedrl.serving.inference import Answer, Inference
+from seedrl.serving.sessions import Request, Session
+from seedrl.serving.slots import Slots
+from seedrl.specs import EnvSpec
+from seedrl.store import Store
+from seedrl.wire.codec import RESET, Rows
+from tests.fakes import TinyModel
+
+CPU = torch.device("cpu")
+
+torch.set_num_threads(1)  # as the learner does on two cores; tiny batches are no faster on more
+
+
+def make_rows(observation: Any, flags: Any = RESET, env_id: Sequence[int] | None = None, reward: Any = 0) -> Rows:
+    """Rows of environments 0 … n-1 unless told otherwise; flags and rewards are broadcast."""
+    observation = np.asarray(observation)
+    n = len(observation)
+    return Rows(
+        env_id=np.arange(n, dtype=np.int32) if env_id is None else np.array(env_id, np.int32),
+        observation=observation,
+        reward=np.broadcast_to(np.asarray(reward, np.float32), n).copy(),
+        flags=np.broadcast_to(np.asarray(flags, np.uint8), n).copy(),
+    )
+
+
+def stacked(spec: EnvSpec, frames: int) -> EnvSpec:
+    return EnvSpec(spec.observation.stacked(frames), spec.num_actions)
+
+
+class Rig:
+    """`run` gives a batch of requests to inference and returns the actions each of them got."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        model: nn.Module | None = None,
+        *,
+        slots: int = 4,
+        capacity: int = 64,
+        unroll_length: int = 4,
+        frame_stack: int = 1,
+        seed: int = 0,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.model = model if model is not None else TinyModel(stacked(spec, frame_stack))
+        core_size = int(self.model.core_size)
+        self.policy = Policy(self.model, version=0)
+        self.metrics = ServingMetrics()
+        self.slots = Slots(slots, frame_stack, core_size, CPU)
+        self.store = Store(
+            spec,
+            slots=slots,
+            capacity=capacity,
+            unroll_length=unroll_length,
+            frame_stack=frame_stack,
+            core_size=core_size,
+            device=CPU,
+        )
+        self.answers: list[Answer] = []
+        self.inference = Inference(
+            self.policy,
+            self.slots,
+            self.store,
+            self.metrics,
+            generator=torch.Generator().manual_seed(seed),
+            device=CPU,
+            answer=self.answers.extend,
+            stopping=stopping,
+        )
+        self._sessions = 0
+        self._requests = 0
+
+    def join(self, slots: Sequence[int]) -> Session:
+        """A new session with these slots; whoever had them before is not told."""
+        self._sessions += 1
+        n = len(slots)
+        return Session(
+            id=self._sessions,
+            name="actor",
+            slots=np.array(slots, np.int64),
+            in_flight=np.zeros(n, np.bool_),
+            expects_reset=np.ones(n, np.bool_),
+        )
+
+    def request(self, session: Session, rows: Rows) -> Request:
+        self._requests += 1
+        return Request(session, self._requests, rows, session.slots[rows.env_id])
+
+    def run(self, *requests: Request) -> list[NDArray[np.int32]]:
+        self.answers.clear()
+        self.inference.run(list(requests))
+        return [action for _, action in self.answers]
+
+    def play(self, session: Session, pool: Pool, steps: int) -> list[Rows]:
+        """Drives a pool for some requests; returns the rows it gave."""
+        history = []
+        for _ in range(steps):
+            rows = pool.recv()
+            (action,) = self.run(self.request(session, rows))
+            pool.send(action, rows.env_id)
+            history.append(rows)
+        return history

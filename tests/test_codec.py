@@ -1,0 +1,286 @@
+"""Messages survive the wire, and nothing a peer sends gets past `decode_*` unchecked."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from seedrl.errors import InvalidMessage, NotGranted, Refused
+from seedrl.specs import DTYPES, ArraySpec, EnvSpec
+from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire import codec
+from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows
+from tests.fakes import make_job, make_spec
+
+NUM_ENVS = 8
+SPEC = make_spec(shape=(3,), dtype="float32")
+
+specs = st.builds(
+    make_spec,
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple),
+    dtype=st.sampled_from(DTYPES),
+    num_actions=st.integers(2, 100),
+)
+
+
+def make_rows(n: int = 3, spec: EnvSpec = SPEC) -> Rows:
+    return Rows(
+        env_id=np.arange(n, dtype=np.int32)[::-1].copy(),
+        observation=np.arange(n * np.prod(spec.observation.shape))
+        .astype(spec.observation.dtype)
+        .reshape(n, *spec.observation.shape),
+        reward=np.linspace(-1, 1, n, dtype=np.float32),
+        flags=np.array([0, TERMINATED, TRUNCATED, RESET, RESET | TERMINATED], np.uint8)[np.arange(n) % 5],
+    )
+
+
+def make_step(n: int = 3, **changes: Any) -> pb.Step:
+    """A well-formed step, but for the changes."""
+    step = codec.encode_step(1, make_rows(n)).step
+    for field, value in changes.items():
+        setattr(step, field, value)
+    return step
+
+
+def through_the_wire(message: Any) -> Any:
+    return type(message).FromString(message.SerializeToString())
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[EnvSpec, Rows]:
+    spec = draw(specs)
+    n = draw(st.integers(1, NUM_ENVS))
+    finite = {} if np.dtype(spec.observation.dtype).kind != "f" else {"allow_nan": False, "allow_infinity": False}
+    elements = hnp.from_dtype(np.dtype(spec.observation.dtype), **finite)
+    return spec, Rows(
+        env_id=np.array(draw(st.permutations(range(NUM_ENVS)))[:n], np.int32),
+        observation=draw(hnp.arrays(spec.observation.dtype, (n, *spec.observation.shape), elements=elements)),
+        reward=draw(hnp.arrays(np.float32, n, elements=st.floats(width=32, allow_nan=False, allow_infinity=False))),
+        flags=draw(hnp.arrays(np.uint8, n, elements=st.integers(0, 7))),
+    )
+
+
+@settings(deadline=None)
+@given(step=steps(), request_id=st.integers(0, 2**64 - 1))
+def test_step_roundtrip_gives_same_rows(step: tuple[EnvSpec, Rows], request_id: int) -> None:
+    spec, rows = step
+    received = through_the_wire(codec.encode_step(request_id, rows))
+    assert received.WhichOneof("message") == "step"
+    assert received.step.request_id == request_id
+    for seen, sent in zip(codec.decode_step(received.step, spec, NUM_ENVS), rows, strict=True):
+        assert seen.dtype == sent.dtype
+        np.testing.assert_array_equal(seen, sent)
+
+
+@settings(deadline=None)
+@given(spec=specs)
+def test_ready_roundtrip_gives_same_spec(spec: EnvSpec) -> None:
+    assert codec.decode_ready(through_the_wire(codec.encode_ready(spec)).ready) == spec
+
+
+@settings(deadline=None)
+@given(
+    groups=st.integers(1, 8),
+    group_size=st.integers(1, 512),
+    session_id=st.integers(0, 2**64 - 1),
+    seed=st.integers(0, 2**32 - 1),
+    keep=st.lists(st.integers(0, 100), max_size=5),
+    options=st.dictionaries(st.text(max_size=9), st.booleans() | st.integers() | st.text(max_size=9), max_size=3),
+)
+def test_welcome_roundtrip_gives_same_job(groups: int, group_size: int, **fields: Any) -> None:
+    job = make_job(groups * group_size, group_size, env_id="Pong-v5", **fields)
+    assert codec.decode_welcome(through_the_wire(codec.encode_welcome(job)).welcome) == job
+
+
+@settings(deadline=None)
+@given(action=hnp.arrays(np.int32, st.integers(0, 16)), request_id=st.integers(0, 2**64 - 1))
+def test_act_roundtrip_gives_same_actions(action: np.ndarray, request_id: int) -> None:
+    act = through_the_wire(codec.encode_act(request_id, action)).act
+    assert act.request_id == request_id
+    np.testing.assert_array_equal(codec.decode_act(act, len(action)), action)
+
+
+def test_hello_control_and_report_roundtrip_keep_their_fields() -> None:
+    hello = through_the_wire(codec.encode_hello("näme")).hello
+    assert (hello.protocol_version, hello.actor_name) == (codec.PROTOCOL_VERSION, "näme")
+    control = through_the_wire(codec.encode_control(pb.Control.COMMAND_DRAIN, "why")).control
+    assert (control.command, control.reason) == (pb.Control.COMMAND_DRAIN, "why")
+    report = through_the_wire(codec.encode_report(5, 0.25, 1.5)).report
+    assert (report.steps, report.env_seconds, report.wait_seconds) == (5, 0.25, 1.5)
+
+
+def test_encode_step_other_integer_width_and_strides_gives_wire_layout() -> None:
+    rows = make_rows()
+    odd = Rows(
+        rows.env_id.astype(np.int64),
+        np.asfortranarray(rows.observation),
+        rows.reward.astype(np.float64),
+        np.repeat(rows.flags, 2)[::2],
+    )
+    assert codec.encode_step(1, odd) == codec.encode_step(1, rows)
+
+
+class CountedReads:
+    """A message that counts how often each field is read: protobuf copies bytes at every read."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+        self.reads: Counter[str] = Counter()
+
+    def __getattr__(self, field: str) -> Any:
+        self.reads[field] += 1
+        return getattr(self._message, field)
+
+
+def test_decode_step_reads_each_blob_once_and_copies_nothing() -> None:
+    step = CountedReads(make_step())
+    rows = codec.decode_step(step, SPEC, NUM_ENVS)
+    assert step.reads == {"env_id": 1, "observation": 1, "reward": 1, "flags": 1}
+    for array in rows:
+        owner = array
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        assert isinstance(owner, bytes)
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, np.float32).tobytes()
+
+
+def ints(*values: int) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "field", "expected", "seen"),
+    [
+        ({"flags": b""}, InvalidMessage, "flags", "1 to 8 rows", "saw 0"),
+        ({"flags": bytes(9)}, InvalidMessage, "flags", "1 to 8 rows", "saw 9"),
+        ({"flags": b"\0\0\x08"}, InvalidMessage, "flags", "a sum of 1, 2 and 4", "saw 8"),
+        ({"env_id": ints(0, 1)}, InvalidMessage, "env_id", "12 bytes (3 rows of int32)", "saw 8"),
+        ({"env_id": b""}, InvalidMessage, "env_id", "12 bytes", "saw 0"),
+        ({"env_id": ints(0, 1, 8)}, NotGranted, "env_id", "0 to 7", "saw 8"),
+        ({"env_id": ints(0, -1, 9)}, NotGranted, "env_id", "0 to 7", "saw -1"),
+        ({"reward": floats(0) + b"\0"}, InvalidMessage, "reward", "12 bytes (3 rows of float32)", "saw 5"),
+        ({"reward": floats(0, np.nan, 0)}, InvalidMessage, "reward", "finite", "row 1"),
+        ({"reward": floats(0, 0, np.inf)}, InvalidMessage, "reward", "finite", "row 2"),
+        ({"reward": floats(np.inf, -np.inf, 0)}, InvalidMessage, "reward", "finite", "row 0"),
+        ({"observation": floats(0, 1)}, InvalidMessage, "observation", "36 bytes (3 rows of float32[3])", "saw 8"),
+        ({"observation": b""}, InvalidMessage, "observation", "36 bytes", "saw 0"),
+        ({"observation": floats(*[0] * 8, np.nan)}, InvalidMessage, "observation", "finite", "row 2"),
+        ({"observation": floats(*[0] * 3, -np.inf, *[0] * 5)}, InvalidMessage, "observation", "finite", "row 1"),
+    ],
+)
+def test_decode_step_malformed_names_field_expected_and_seen(
+    changes: dict[str, bytes], error: type[Refused], field: str, expected: str, seen: str
+) -> None:
+    with pytest.raises(error) as caught:
+        codec.decode_step(make_step(**changes), SPEC, NUM_ENVS)
+    message = str(caught.value)
+    assert message.startswith(f"{field}: expected ")
+    assert expected in message
+    assert seen in message
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_decode_step_finite_numbers_with_overflowing_sum_are_accepted(dtype: str) -> None:
+    spec = make_spec(shape=(3,), dtype=dtype)
+    rows = make_rows(spec=spec)
+    rows.observation[:] = np.finfo(dtype).max
+    rows.reward[:] = np.finfo(np.float32).max
+    decoded = codec.decode_step(codec.encode_step(1, rows).step, spec, NUM_ENVS)
+    np.testing.assert_array_equal(decoded.observation, rows.observation)
+    np.testing.assert_array_equal(decoded.reward, rows.reward)
+
+
+@pytest.mark.parametrize(
+    ("ready", "field"),
+    [
+        (pb.Ready(observation=pb.Array(shape=[2], dtype="object"), num_actions=3), "observation.dtype"),
+        (pb.Ready(observation=pb.Array(shape=[2], dtype=""), num_actions=3), "observation.dtype"),
+        (pb.Ready(observation=pb.Array(shape=[], dtype="uint8"), num_actions=3), "observation.shape"),
+        (pb.Ready(observation=pb.Array(shape=[2, 0], dtype="uint8"), num_actions=3), "observation.shape"),
+        (pb.Ready(observation=pb.Array(shape=[1] * 9, dtype="uint8"), num_actions=3), "observation.shape"),
+        (pb.Ready(observation=pb.Array(shape=[2], dtype="uint8"), num_actions=1), "num_actions"),
+        (pb.Ready(), "observation.dtype"),
+    ],
+)
+def test_decode_ready_malformed_names_field(ready: pb.Ready, field: str) -> None:
+    with pytest.raises(InvalidMessage, match=rf"^{field}: expected .*, saw "):
+        codec.decode_ready(ready)
+
+
+@pytest.mark.parametrize(
+    ("welcome", "field"),
+    [
+        (pb.Welcome(env=pb.Env(options_json="[]"), num_envs=2, group_size=1), "env.options_json"),
+        (pb.Welcome(env=pb.Env(options_json="{"), num_envs=2, group_size=1), "env.options_json"),
+        (pb.Welcome(env=pb.Env(options_json="[" * 100_000), num_envs=2, group_size=1), "env.options_json"),
+        (pb.Welcome(num_envs=3, group_size=2), "group_size"),
+        (pb.Welcome(num_envs=3, group_size=0), "group_size"),
+        (pb.Welcome(num_envs=0, group_size=1), "num_envs"),
+    ],
+)
+def test_decode_welcome_malformed_names_field(welcome: pb.Welcome, field: str) -> None:
+    with pytest.raises(InvalidMessage, match=rf"^{field}: expected .*, saw "):
+        codec.decode_welcome(welcome)
+
+
+def test_decode_act_wrong_length_names_field() -> None:
+    with pytest.raises(InvalidMessage, match=r"^action: expected 8 bytes \(2 rows of int32\), saw 12"):
+        codec.decode_act(pb.Act(action=ints(0, 1, 2)), rows=2)
+
+
+BLOBS = ("env_id", "observation", "reward", "flags")
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    n=st.integers(1, 4),
+    changes=st.dictionaries(st.sampled_from(BLOBS), st.binary(max_size=64), min_size=1),
+    flips=st.lists(st.tuples(st.sampled_from(BLOBS), st.integers(0, 63), st.integers(1, 255)), max_size=3),
+    replace=st.booleans(),
+)
+def test_decode_step_random_bytes_raises_only_refused(
+    n: int, changes: dict[str, bytes], flips: list[tuple[str, int, int]], replace: bool
+) -> None:
+    step = make_step(n, **(changes if replace else {}))
+    for field, position, mask in flips:  # single bytes: lengths stay right, so the deeper checks are reached
+        blob = bytearray(getattr(step, field))
+        if position < len(blob):
+            blob[position] ^= mask
+            setattr(step, field, bytes(blob))
+    try:
+        rows = codec.decode_step(step, SPEC, NUM_ENVS)
+    except Refused:
+        return
+    assert ((rows.env_id >= 0) & (rows.env_id < NUM_ENVS)).all()
+    assert (rows.flags <= 7).all()
+    assert np.isfinite(rows.reward).all()
+    assert np.isfinite(rows.observation).all()
+
+
+@settings(deadline=None, max_examples=200)
+@given(blob=st.binary(max_size=64), text=st.text(max_size=20), numbers=st.lists(st.integers(0, 2**32 - 1), max_size=10))
+def test_decode_others_random_fields_raises_only_refused(blob: bytes, text: str, numbers: list[int]) -> None:
+    first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
+    attempts = [
+        lambda: codec.decode_ready(pb.Ready(observation=pb.Array(shape=numbers, dtype=text), num_actions=first)),
+        lambda: codec.decode_ready(pb.Ready(observation=pb.Array(shape=numbers, dtype="uint8"), num_actions=last)),
+        lambda: codec.decode_welcome(pb.Welcome(env=pb.Env(options_json=text), num_envs=first, group_size=last)),
+        lambda: codec.decode_act(pb.Act(action=blob), rows=len(numbers)),
+    ]
+    for attempt in attempts:
+        try:
+            decoded = attempt()
+        except Refused:
+            continue
+        assert decoded is not None
+
+
+def test_spec_printed_reads_as_a_type() -> None:
+    assert str(EnvSpec(ArraySpec((1, 84, 84), "uint8"), 6)) == "observation uint8[1, 84, 84], 6 actions"

@@ -1,0 +1,445 @@
+"""What holds for the whole repository, whoever edits which file: layers, imports, generated code, settings, words."""
+
+import ast
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from seedrl.commands import COMMANDS, conf_directory, settings_of
+from seedrl.config import LearnerConfig, check
+
+ROOT = Path(__file__).parents[1]
+CONF = ROOT / "conf"
+GENERATED = "seedrl.v1"
+
+# A module imports from its own row and from those above it. A name stands for the module or the whole package.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.types"),
+    ("seedrl.v1", "seedrl.wire", "seedrl.models"),
+    ("seedrl.policy", "seedrl.store"),
+    ("seedrl.serving", "seedrl.learning", "envs_server"),
+    ("seedrl.rundir", "seedrl.progress", "seedrl.snapshot", "seedrl.service", "seedrl.launch"),
+    ("seedrl.commands",),
+    ("seedrl.__main__", "envs_server.__main__"),
+)
+# These share a row and still know nothing of each other.
+BLIND = {"seedrl.serving", "seedrl.learning", "envs_server"}
+
+# Who may import what. numpy is everybody's; everything else that is not Python's own is in this table.
+MAY_IMPORT: dict[str, set[str]] = {
+    "torch": {
+        "seedrl.types",
+        "seedrl.models",
+        "seedrl.policy",
+        "seedrl.store",
+        "seedrl.serving.inference",
+        "seedrl.serving.slots",
+        "seedrl.learning",
+        "seedrl.snapshot",
+        "seedrl.service",
+    },
+    "grpc": {"seedrl.v1", "seedrl.wire.status", "seedrl.serving.server", "envs_server.actor"},
+    "grpc_health": {"seedrl.serving.server"},
+    "grpc_reflection": {"seedrl.serving.server"},
+    "google": {"seedrl.v1"},
+    "envpool": {"envs_server.pool"},
+    "hydra": {"seedrl.commands"},
+    "omegaconf": {"seedrl.commands"},
+    "yaml": {"seedrl.rundir"},
+    "rich": {"seedrl.progress"},
+    "safetensors": {"seedrl.learning.checkpoint"},
+    "prometheus_client": set(),
+}
+# The name of a distribution where it is not the name of what is imported.
+IMPORT_NAMES = {
+    "grpcio": "grpc",
+    "grpcio-health-checking": "grpc_health",
+    "grpcio-reflection": "grpc_reflection",
+    "hydra-core": "hydra",
+    "protobuf": "google",
+    "pyyaml": "yaml",
+}
+
+UNSAFE_MODULES = {"cloudpickle", "cPickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "numpy.load", "torch.load", "torch.save"} | {
+    f"yaml.{name}" for name in ("load", "load_all", "full_load", "full_load_all", "unsafe_load", "unsafe_load_all")
+}
+
+# Words for which the design has another one.
+FORBIDDEN_WORDS = (
+    *("worker", "rollout", "trajectory", "trajectories", "agent", "baseline", "weights_id"),
+    *("util", "manager", "helper"),
+)
+
+
+def modules(*packages: str) -> dict[str, Path]:
+    """Dotted name → file of every module below the packages."""
+    found = {}
+    for path in sorted(itertools.chain.from_iterable((ROOT / package).rglob("*.py") for package in packages)):
+        dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[dotted.removesuffix(".__init__")] = path
+    return found
+
+
+PACKAGE = modules("seedrl", "envs_server")
+WRITTEN = {name: path for name, path in PACKAGE.items() if not name.startswith(f"{GENERATED}.")}
+WITH_BENCH = {**WRITTEN, **modules("bench")}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module a file imports anywhere, functions included; `from a import b` gives a.b."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write imports in full, not relative"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports_of(path: Path) -> set[str]:
+    """The modules of this repository that a file imports."""
+    own = set()
+    for name in imports_of(path):
+        if name.split(".")[0] in ("seedrl", "envs_server"):
+            own.add(name if name in PACKAGE else name.rpartition(".")[0])
+    return own
+
+
+def belongs_to(module: str, name: str) -> bool:
+    """`seedrl` alone is the package's own __init__, not everything below it."""
+    return module == name or (name != "seedrl" and module.startswith(f"{name}."))
+
+
+def place_of(module: str) -> tuple[int, str]:
+    """The row of LAYERS a module is in, and under which name."""
+    places = [(row, name) for row, names in enumerate(LAYERS) for name in names if belongs_to(module, name)]
+    assert places, f"{module} has no place in LAYERS yet: decide what it may import"
+    return max(places, key=lambda place: len(place[1]))
+
+
+# Imports
+
+
+def test_imports_between_layers_point_one_way() -> None:
+    wrong = []
+    for module, path in PACKAGE.items():
+        row, name = place_of(module)
+        for imported in sorted(own_imports_of(path)):
+            other_row, other_name = place_of(imported)
+            if other_row > row or (other_name != name and {name, other_name} <= BLIND):
+                wrong.append(f"{module} imports {imported}")
+    assert wrong == []
+
+
+def test_imports_between_modules_have_no_cycle() -> None:
+    TopologicalSorter({module: own_imports_of(path) - {module} for module, path in PACKAGE.items()}).prepare()
+
+
+def test_imports_of_other_packages_only_where_allowed() -> None:
+    wrong = []
+    for module, path in PACKAGE.items():
+        for package in sorted({name.split(".")[0] for name in imports_of(path)} - {"numpy", "seedrl", "envs_server"}):
+            allowed = MAY_IMPORT.get(package, set())
+            if package not in sys.stdlib_module_names and not any(belongs_to(module, name) for name in allowed):
+                wrong.append(f"{module} imports {package}")
+    assert wrong == []
+
+
+def test_imports_of_light_modules_load_nothing_heavy() -> None:
+    """What is imported indirectly counts as well, so this asks Python and not the source."""
+    torch_free = ("envs_server", "seedrl.wire", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics")
+    torch_free += ("seedrl.rundir", "seedrl.launch", "seedrl.progress")
+    light = [name for name in WRITTEN if any(belongs_to(name, free) for free in torch_free)]
+    light.remove("envs_server.__main__")
+    program = f"""
+import importlib, sys
+import seedrl.commands
+print(*sorted({{"torch", "grpc", "envpool", "rich"}} & set(sys.modules)), sep=",")
+for name in {light}:
+    importlib.import_module(name)
+print(*sorted({{"torch", "envpool"}} & set(sys.modules)), sep=",")
+"""
+    after_commands, after_light = run(sys.executable, "-c", program).split("\n")[:2]
+    assert after_commands == "", "seedrl.commands must start fast"
+    assert after_light == "", "actors and the launcher must do without these"
+
+
+# Dependencies
+
+
+def declared(*extras: str) -> list[Requirement]:
+    """What pyproject.toml asks for, with and without extras; seedrl itself left out."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    requirements = [Requirement(line) for line in itertools.chain.from_iterable(lists)]
+    return [requirement for requirement in requirements if requirement.name != "seedrl"]
+
+
+def test_pyproject_declares_exactly_what_is_imported() -> None:
+    names = [canonicalize_name(requirement.name) for requirement in declared("learner", "actor")]
+    imported = {name.split(".")[0] for path in PACKAGE.values() for name in imports_of(path)}
+    assert {IMPORT_NAMES.get(name, name) for name in names} == {
+        name for name in imported if name not in sys.stdlib_module_names and name not in ("seedrl", "envs_server")
+    }
+
+
+def test_pyproject_without_extras_needs_neither_torch_nor_envpool() -> None:
+    assert {requirement.name for requirement in declared()}.isdisjoint({"torch", "envpool", "safetensors"})
+
+
+def test_constraints_pin_every_declared_requirement_to_a_fitting_version() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), "name==version and no build such as +cpu"
+    pins = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+    assert len(pins) == len(lines)
+    assert pins["torch"] == "2.13.0"
+    for requirement in declared("learner", "actor", "dev"):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+# Generated code and its source
+
+
+def test_generated_code_is_what_the_proto_gives(tmp_path: Path) -> None:
+    protos = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proto").rglob("*.proto"))
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    run(sys.executable, "-m", "grpc_tools.protoc", "-I", "proto", *outputs, *protos)
+    fresh = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*.py*")}
+    committed = {
+        path.relative_to(ROOT): path.read_bytes()
+        for path in (ROOT / "seedrl/v1").glob("*.py*")
+        if path.name != "__init__.py"
+    }
+    assert sorted(fresh) == sorted(committed)
+    stale = [str(path) for path in fresh if fresh[path] != committed[path]]
+    assert stale == [], "run `make proto`"
+
+
+def test_proto_passes_buf_lint() -> None:
+    run(str(Path(sys.executable).with_name("buf")), "lint", cwd=ROOT / "proto")
+
+
+# Settings
+
+
+def composed(command: str, overrides: Iterable[str] = (), conf: Path = CONF) -> Any:
+    """The settings a command would get, as its dataclass."""
+    for name, each in COMMANDS.items():
+        ConfigStore.instance().store(name=f"{name}_schema", node=each.schema)
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
+        settings = compose(command, overrides=list(overrides))
+    return OmegaConf.to_object(settings)
+
+
+def choices() -> list[str]:
+    """Every group=choice that conf/ offers."""
+    return [f"{path.parent.name}={path.stem}" for path in sorted(CONF.glob("*/*.yaml"))]
+
+
+def test_conf_of_the_checkout_is_the_one_commands_use() -> None:
+    assert conf_directory() == CONF
+
+
+def test_conf_has_one_file_per_command() -> None:
+    assert {path.stem for path in CONF.glob("*.yaml")} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_conf_without_overrides_composes(command: str) -> None:
+    overrides = ["learner=localhost:50051"] if command == "actor" else []
+    assert type(composed(command, overrides)) is COMMANDS[command].schema
+
+
+@pytest.mark.parametrize("choice", choices())
+@pytest.mark.parametrize("command", ["run", "learner"])
+def test_conf_choice_composes_into_settings_that_work_together(command: str, choice: str) -> None:
+    settings = composed(command, [choice])
+    assert isinstance(settings, LearnerConfig)
+    check(settings)
+
+
+def test_conf_with_a_key_the_schema_lacks_is_refused(tmp_path: Path) -> None:
+    """The tests above would see a misspelt key."""
+    conf = shutil.copytree(CONF, tmp_path / "conf")
+    (conf / "env/misspelt.yaml").write_text("# @package _global_\nenv:\n  frame_stak: 4\n")
+    with pytest.raises(HydraException, match="frame_stak"):
+        composed("run", ["env=misspelt"], conf)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_settings_all_have_a_meaning(command: str) -> None:
+    settings = list(settings_of(COMMANDS[command].schema))
+    keys = [key for key, _, _ in settings]
+    assert len(keys) == len(set(keys))
+    assert [key for key, _, meaning in settings if len(meaning.strip()) < 8 or meaning.endswith(".")] == []
+
+
+# The source
+
+
+def names_in(module: ast.Module) -> dict[str, str]:
+    """Local name → what it was imported as, in full."""
+    known = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            known |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return known
+
+
+def test_source_never_runs_or_unpickles_what_it_reads() -> None:
+    wrong = []
+    for name, path in WITH_BENCH.items():
+        module = tree(path)
+        wrong += [f"{name} imports {each}" for each in imports_of(path) if each.split(".")[0] in UNSAFE_MODULES]
+        known = names_in(module)
+        for node in ast.walk(module):
+            if isinstance(node, ast.Call):
+                first, *rest = ast.unparse(node.func).split(".")
+                called = ".".join([known.get(first, first), *rest])
+                if called in UNSAFE_CALLS or any(keyword.arg == "allow_pickle" for keyword in node.keywords):
+                    wrong.append(f"{name}:{node.lineno} calls {called}")
+    assert wrong == []
+
+
+def test_source_modules_all_say_what_they_are() -> None:
+    assert [name for name, path in WITH_BENCH.items() if path.read_text() and not ast.get_docstring(tree(path))] == []
+
+
+def test_source_has_no_notes_to_self() -> None:
+    note = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b")
+    folders = ("seedrl", "envs_server", "bench", "conf", "proto", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    files = [*files, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / ".ci/run"]
+    text = [path for path in files if path.suffix in ("", ".py", ".pyi", ".yaml", ".proto", ".toml", ".md")]
+    assert [str(path.relative_to(ROOT)) for path in text if note.search(path.read_text())] == []
+
+
+def definitions_in(module: ast.Module) -> Iterator[tuple[str, int]]:
+    """Every identifier a file gives to something; what it only uses belongs to whoever defined it."""
+    for node in ast.walk(module):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, node.lineno
+            case ast.arg():
+                yield node.arg, node.lineno
+            case ast.Name(ctx=ast.Store()):
+                yield node.id, node.lineno
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr, node.lineno
+            case ast.Import() | ast.ImportFrom():
+                yield from ((alias.asname, node.lineno) for alias in node.names if alias.asname)
+
+
+def words_of(identifier: str) -> str:
+    """FooBar and foo_bar as _foo_bar_."""
+    return "_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower().strip("_") + "_"
+
+
+def test_source_uses_the_words_of_the_design() -> None:
+    wrong = []
+    for name, path in WRITTEN.items():
+        identifiers = [(path.stem, 1), *definitions_in(tree(path))]
+        for identifier, line in identifiers:
+            if any(re.search(f"_{word}s?_", words_of(identifier)) for word in FORBIDDEN_WORDS):
+                wrong.append(f"{name}:{line} {identifier}")
+    assert wrong == []
+
+
+# What the documentation tells people to type
+
+
+def shell_lines(markdown: str) -> Iterator[str]:
+    """The commands in ```sh, ```bash and ```console blocks, comments and prompts removed."""
+    for block in re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", markdown, re.MULTILINE | re.DOTALL):
+        lines = block.replace("\\\n", " ").splitlines()
+        if any(line.startswith("$ ") for line in lines):  # what has no prompt is output
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        yield from lines
+
+
+def commands_in(line: str) -> Iterator[list[str]]:
+    """The simple commands of a line, without redirections and VARIABLE=value before them."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    for is_operator, group in itertools.groupby(lexer, lambda token: set(token) <= set("();<>|&")):
+        if not is_operator:
+            yield list(itertools.dropwhile(lambda token: re.match(r"\w+=", token), group))
+
+
+def documented(program: str) -> list[str]:
+    """Every command line of a program in the Markdown files that people read."""
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md")]
+    return [
+        shlex.join(command)
+        for path in sorted(files)
+        for line in shell_lines(path.read_text())
+        for command in commands_in(line)
+        if command and Path(command[0]).name == program
+    ]
+
+
+def targets() -> dict[str, str]:
+    """Target → its line of help."""
+    return dict(re.findall(r"^([a-z-]+):.*?(?:## (.+))?$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_makefile_targets_all_have_a_line_of_help() -> None:
+    assert [name for name, meaning in targets().items() if not meaning] == []
+
+
+@pytest.mark.parametrize("line", documented("make"))
+def test_documented_make_targets_exist(line: str) -> None:
+    named = [word for word in shlex.split(line)[1:] if "=" not in word and not word.startswith("-")]
+    assert set(named) <= set(targets())
+
+
+@pytest.mark.parametrize("line", documented("seedrl"))
+def test_documented_commands_compose(line: str) -> None:
+    command, *rest = shlex.split(line)[1:]
+    if command in ("--help", "--version"):
+        return
+    assert command in COMMANDS
+    overrides = [word for word in rest if "=" in word and not word.startswith("--")]
+    composed(command, [one_of(override) for override in overrides])
+
+
+def one_of(override: str) -> str:
+    """An override itself, or the first value of a sweep such as seed=1,2,3."""
+    parsed = OverridesParser.create().parse_override(override)
+    if not parsed.is_sweep_override():
+        return override
+    return f"{parsed.get_key_element()}={next(parsed.sweep_string_iterator())}"
+
+
+def run(*command: str, cwd: Path = ROOT) -> str:
+    """What a program printed; fails with everything it said if it failed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+    return done.stdout

@@ -1,0 +1,392 @@
+"""What the policy saw, answered and recorded: invariants 2 (one upload), 3 (replay), 4 (own answers) and 6 (resets)."""
+
+import copy
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from envs_server.pool import EnvPool
+from seedrl.config import ModelConfig
+from seedrl.models.build import build_model
+from seedrl.serving.inference import sample
+from seedrl.specs import EnvSpec
+from seedrl.types import ModelInput, ModelOutput, Unrolls
+from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows
+from tests.fakes import FakePool, TinyModel, make_job, make_spec
+from tests.rig import Rig, make_rows, stacked
+
+
+class NoisyPool(FakePool):
+    """Counting environments seen through noise, so that no two observations are alike."""
+
+    def recv(self) -> Rows:
+        rows = super().recv()
+        noise = np.random.default_rng(int(self._row.sum())).integers(0, 255, rows.observation.shape)
+        scale = 1 if rows.observation.dtype.kind == "u" else 1 / 255
+        return rows._replace(observation=(noise * scale).astype(rows.observation.dtype))
+
+
+class Telling(nn.Module):
+    """A policy whose action is the first entry of the observation."""
+
+    core_size = 0
+
+    def __init__(self, num_actions: int) -> None:
+        super().__init__()
+        self.num_actions = num_actions
+        self.weight = nn.Parameter(torch.tensor(1e4))
+
+    def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        told = inputs.observation[..., 0].long()
+        logits = self.weight * nn.functional.one_hot(told, self.num_actions)
+        return ModelOutput(logits, inputs.reward), core_state
+
+
+def watch_observations(rig: Rig) -> list[Tensor]:
+    """Every stacked observation the current policy is given from now on."""
+    seen: list[Tensor] = []
+    with rig.policy.read() as (model, _):
+        model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].observation[0].clone()))
+    return seen
+
+
+# Frame stacks.
+
+
+def test_stack_real_pong_equals_envpools_own_byte_for_byte() -> None:
+    envs, steps, unroll_length = 3, 700, 7
+
+    def make_pool(stack_num: int) -> EnvPool:
+        options = {"stack_num": stack_num, "max_episode_steps": 45, "noop_max": 4}
+        return EnvPool(make_job(envs, env_id="Pong-v5", options=options), threads=1)
+
+    newest_only, reference = make_pool(stack_num=1), make_pool(stack_num=4)
+    rig = Rig(newest_only.spec, slots=envs, capacity=2 * envs, unroll_length=unroll_length, frame_stack=4)
+    assert stacked(newest_only.spec, 4) == reference.spec
+    session, seen = rig.join(range(envs)), watch_observations(rig)
+    expected: list[np.ndarray] = []  # since the last finished unroll
+    resets = 0
+    for _ in range(steps):
+        rows, own = newest_only.recv(), reference.recv()
+        (action,) = rig.run(rig.request(session, rows))
+        np.testing.assert_array_equal(rows.flags, own.flags)
+        np.testing.assert_array_equal(seen[-1].numpy(), own.observation)
+        expected.append(own.observation)
+        resets += np.count_nonzero(rows.flags & RESET)
+        if rig.store.ready:
+            unrolls = rig.store.take(envs, timeout=0)
+            assert unrolls is not None
+            np.testing.assert_array_equal(unrolls.inputs.observation.numpy(), np.stack(expected))
+            del expected[:-1]
+        newest_only.send(action, rows.env_id)
+        reference.send(action, own.env_id)
+    assert rig.store.completed == envs * ((steps - 1) // unroll_length)
+    assert resets > 40
+
+
+# Replay.
+
+
+@torch.no_grad()
+def replay_rows(unrolls: Unrolls, models: dict[int, nn.Module]) -> ModelOutput:
+    """Row after row as inference did it, each with the weights of its version."""
+    outputs, core_state = [], unrolls.core_state
+    for t, version in enumerate(unrolls.policy_version):
+        model = models[int(version[0])]
+        row = ModelInput(*(column[t : t + 1] for column in unrolls.inputs))
+        output, core_state = model(row, core_state)
+        outputs.append(output)
+    return ModelOutput(*(torch.cat(rows) for rows in zip(*outputs, strict=True)))
+
+
+@torch.no_grad()
+def replay_at_once(unrolls: Unrolls, model: nn.Module) -> ModelOutput:
+    """All rows in one call, as training does it."""
+    output, _ = model(unrolls.inputs, unrolls.core_state)
+    return output
+
+
+VECTORS: dict[str, Any] = {"shape": (4,)}
+IMAGES: dict[str, Any] = {"shape": (1, 84, 84), "dtype": "uint8"}
+NETWORKS = pytest.mark.parametrize(
+    ("config", "observations", "frame_stack", "envs"),
+    [
+        pytest.param(ModelConfig(name="mlp"), VECTORS, 1, 3, id="mlp"),
+        pytest.param(ModelConfig(name="mlp"), VECTORS, 1, 1, id="mlp-one-env"),
+        pytest.param(ModelConfig(name="mlp", lstm=8), VECTORS, 1, 3, id="mlp-lstm"),
+        pytest.param(ModelConfig(name="nature"), IMAGES, 4, 2, id="nature-stack"),
+        pytest.param(ModelConfig(name="nature", lstm=8), IMAGES, 4, 2, id="nature-stack-lstm"),
+    ],
+)
+
+
+def make_network(config: ModelConfig, spec: EnvSpec, seed: int = 3) -> nn.Module:
+    model = build_model(config, spec, seed)
+    with torch.no_grad():  # heads of gain 0.01 would hide differences
+        model.policy_head.weight.mul_(100)
+    return model
+
+
+@NETWORKS
+def test_replay_recorded_unrolls_reproduces_logits_and_values(
+    config: ModelConfig, observations: dict[str, Any], frame_stack: int, envs: int
+) -> None:
+    pool = NoisyPool(make_job(envs), episode_length=5, **observations)
+    model = make_network(config, stacked(pool.spec, frame_stack))
+    rig = Rig(pool.spec, model, slots=envs, unroll_length=4, frame_stack=frame_stack)
+    rig.play(rig.join(range(envs)), pool, steps=4 * 6 + 1)
+    ends = 0
+    for _ in range(6):
+        unrolls = rig.store.take(envs, timeout=0)
+        assert unrolls is not None
+        ends += int(unrolls.terminated.sum())
+        by_rows = replay_rows(unrolls, {0: model})
+        assert torch.equal(by_rows.logits, unrolls.behavior_logits)
+        assert torch.equal(by_rows.value, unrolls.behavior_value)
+        at_once = replay_at_once(unrolls, model)
+        torch.testing.assert_close(at_once.logits, unrolls.behavior_logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(at_once.value, unrolls.behavior_value, rtol=1e-5, atol=1e-5)
+        assert unrolls.behavior_logits.std() > 0.01  # there is something to reproduce
+    assert ends >= 3 * envs
+
+
+@NETWORKS
+def test_replay_policy_published_in_mid_unroll_reproduces_each_row_with_its_version(
+    config: ModelConfig, observations: dict[str, Any], frame_stack: int, envs: int
+) -> None:
+    pool = NoisyPool(make_job(envs), episode_length=5, **observations)
+    spec = stacked(pool.spec, frame_stack)
+    models = {version: make_network(config, spec, seed=version) for version in range(4)}
+    rig = Rig(pool.spec, models[0], slots=envs, unroll_length=4, frame_stack=frame_stack)
+    session = rig.join(range(envs))
+    expected = []
+    for version in range(4):
+        if version:
+            rig.policy.publish(models[version], version)
+        rig.play(session, pool, steps=3)
+        expected += [version] * 3
+    for first in (0, 4):
+        unrolls = rig.store.take(envs, timeout=0)
+        assert unrolls is not None
+        assert unrolls.policy_version.tolist() == [[version] * envs for version in expected[first : first + 5]]
+        replayed = replay_rows(unrolls, models)
+        assert torch.equal(replayed.logits, unrolls.behavior_logits)
+        assert torch.equal(replayed.value, unrolls.behavior_value)
+        wrong = replay_rows(unrolls, dict.fromkeys(models, models[0]))
+        assert not torch.allclose(wrong.logits, unrolls.behavior_logits)
+
+
+def test_replay_groups_served_in_turn_reproduces_each_slot() -> None:
+    """The core_state of a slot is its own, however batches are composed."""
+    pool = NoisyPool(make_job(num_envs=4, group_size=2), episode_length=5)
+    model = TinyModel(pool.spec, core_size=3)
+    rig = Rig(pool.spec, model, slots=4, unroll_length=4)
+    rig.play(rig.join([3, 0, 1, 2]), pool, steps=2 * 13)
+    unrolls = rig.store.take(12, timeout=0)
+    assert unrolls is not None
+    replayed = replay_at_once(unrolls, model)
+    torch.testing.assert_close(replayed.logits, unrolls.behavior_logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(replayed.value, unrolls.behavior_value, rtol=1e-5, atol=1e-5)
+
+
+# Sessions.
+
+
+def test_run_rows_of_dead_session_are_dropped_and_counted() -> None:
+    rig = Rig(make_spec())
+    dead, alive = rig.join([0, 1]), rig.join([2, 3])
+    dead.alive = False
+    waiting = rig.request(dead, make_rows(np.zeros((2, 2), np.float32)))
+    served = rig.request(alive, make_rows(np.zeros((2, 2), np.float32)))
+    rig.run(waiting, served)
+    assert [request for request, _ in rig.answers] == [served]
+    assert rig.metrics.dropped_rows == {"session_ended": 2, "partial_unroll": 0}
+    assert (rig.metrics.rows, rig.metrics.batches) == (2, 1)
+
+
+def test_run_only_dead_sessions_runs_no_batch() -> None:
+    rig = Rig(make_spec())
+    dead = rig.join([0, 1])
+    dead.alive = False
+    assert rig.run(rig.request(dead, make_rows(np.zeros((2, 2), np.float32)))) == []
+    assert (rig.metrics.rows, rig.metrics.batches) == (0, 0)
+    assert rig.metrics.dropped_rows["session_ended"] == 2
+
+
+def test_run_new_session_on_same_slots_starts_afresh() -> None:
+    """Three rows of an old session are in the unroll when another takes over: nothing of them remains."""
+    pool = FakePool(make_job(2), episode_length=100)
+    model = TinyModel(stacked(pool.spec, 3), core_size=2)
+    rig = Rig(pool.spec, model, slots=2, unroll_length=4, frame_stack=3)
+    old = rig.join([0, 1])
+    rig.play(old, pool, steps=3)
+    old.alive = False
+    fresh = FakePool(make_job(2), episode_length=100)
+    rig.play(rig.join([0, 1]), fresh, steps=5)
+
+    unrolls = rig.store.take(2, timeout=0)
+    assert unrolls is not None
+    assert rig.metrics.dropped_rows["partial_unroll"] == 6
+    assert unrolls.inputs.reset[:, 0].tolist() == [True, False, False, False, False]
+    assert unrolls.inputs.last_action[0].tolist() == [0, 0]
+    steps = unrolls.inputs.observation.view(5, 2, 3, 2)[..., 1]
+    assert steps[:, 0].tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+
+    alone = Rig(pool.spec, copy.deepcopy(model), slots=2, unroll_length=4, frame_stack=3)
+    alone.play(alone.join([0, 1]), FakePool(make_job(2), episode_length=100), steps=5)
+    untouched = alone.store.take(2, timeout=0)
+    assert untouched is not None
+    torch.testing.assert_close(unrolls.behavior_value, untouched.behavior_value)
+
+
+def test_run_episode_counts_follow_raw_rewards() -> None:
+    pool = FakePool(make_job(2), episode_length=5, ending=TRUNCATED)
+    rig = Rig(pool.spec, slots=2)
+    rig.play(rig.join([0, 1]), pool, steps=2 * 6 + 1)
+    assert rig.metrics.episodes == 4
+    assert list(rig.metrics.returns) == [5.0] * 4
+    assert list(rig.metrics.lengths) == [5] * 4
+    assert rig.metrics.rows == 2 * 13
+    assert rig.metrics.env_steps == 2 * 10  # three reset rows each are no steps
+
+
+def test_run_flags_are_recorded_where_they_came() -> None:
+    rig = Rig(make_spec(), slots=1, unroll_length=4)
+    session = rig.join([0])
+    for flags in (RESET, TERMINATED, RESET, TRUNCATED, RESET):
+        rig.run(rig.request(session, make_rows(np.zeros((1, 2), np.float32), flags)))
+    unrolls = rig.store.take(1, timeout=0)
+    assert unrolls is not None
+    assert unrolls.inputs.reset[:, 0].tolist() == [True, False, True, False, True]
+    assert unrolls.terminated[:, 0].tolist() == [False, True, False, False, False]
+    assert unrolls.truncated[:, 0].tolist() == [False, False, False, True, False]
+
+
+# Answers.
+
+
+def test_run_mixed_requests_get_exactly_their_own_actions() -> None:
+    actions = 50
+    rig = Rig(make_spec(num_actions=actions), Telling(actions), slots=16)
+    sessions = [rig.join(range(0, 8)), rig.join(range(8, 16))]
+    generator = np.random.default_rng(0)
+    flags: Any = RESET
+    for sizes in ([1], [3, 5], [2, 1, 4, 1], [8, 8]):
+        expected, requests, free = [], [], [list(range(8)), list(range(8))]
+        for index, size in enumerate(sizes):
+            own = free[index % 2]
+            env_id = generator.permutation(own)[:size]
+            free[index % 2] = sorted(set(own) - set(env_id.tolist()))
+            told = generator.integers(0, actions, size)
+            observation = np.stack([told, env_id], axis=1).astype(np.float32)
+            requests.append(rig.request(sessions[index % 2], make_rows(observation, flags, env_id.tolist())))
+            expected.append(told.tolist())
+        answered = rig.run(*requests)
+        assert [request for request, _ in rig.answers] == requests
+        assert [action.tolist() for action in answered] == expected
+        assert all(action.dtype == np.int32 for action in answered)
+
+
+def run_actions(seed: int) -> list[list[int]]:
+    pool = FakePool(make_job(4), num_actions=5)
+    torch.manual_seed(0)
+    rig = Rig(pool.spec, TinyModel(pool.spec), seed=seed)
+    rig.play(rig.join(range(4)), pool, steps=20)
+    return [action.tolist() for _, action in pool.sent]
+
+
+def test_run_same_seed_gives_same_actions() -> None:
+    assert run_actions(seed=1) == run_actions(seed=1)
+    assert run_actions(seed=1) != run_actions(seed=2)
+
+
+def test_sample_frequencies_match_softmax() -> None:
+    draws = 40_000
+    logits = torch.tensor([0.0, 1.0, -2.0, 0.5, -1.0])
+    action = sample(logits.expand(draws, -1), torch.Generator().manual_seed(0))
+    expected = logits.softmax(dim=-1) * draws
+    seen = torch.bincount(action, minlength=5)
+    assert float(((seen - expected) ** 2 / expected).sum()) < 18.5  # chi-square, 4 degrees of freedom: p = 0.001
+
+
+def test_sample_rows_are_independent() -> None:
+    logits = torch.zeros(20_000, 2)
+    action = sample(logits, torch.Generator().manual_seed(0)).float()
+    correlation = torch.corrcoef(torch.stack([action[:-1], action[1:]]))[0, 1]
+    assert abs(float(correlation)) < 0.03
+
+
+def test_sample_extreme_logits_never_picks_the_impossible() -> None:
+    logits = torch.tensor([[-1e4, 0.0, -float("inf")]]).expand(10_000, -1)
+    assert sample(logits, torch.Generator().manual_seed(0)).unique().tolist() == [1]
+
+
+# Uploads and back-pressure.
+
+
+def test_run_observation_is_uploaded_once_and_trained_on_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = NoisyPool(make_job(2), shape=(1, 8, 8), dtype="uint8")
+    rig = Rig(pool.spec, slots=2, unroll_length=4, frame_stack=4)
+    uploaded: list[np.ndarray] = []
+    upload = rig.inference._upload
+    monkeypatch.setattr(rig.inference, "_upload", lambda array: (uploaded.append(array), upload(array))[1])
+    history = rig.play(rig.join([0, 1]), pool, steps=5)
+    frames = [array for array in uploaded if array.ndim > 1]
+    assert len(frames) == len(history)
+    for array, rows in zip(frames, history, strict=True):
+        np.testing.assert_array_equal(array, rows.observation)
+    rig.store._frames.fill_(77)  # training has no other source
+    unrolls = rig.store.take(2, timeout=0)
+    assert unrolls is not None
+    assert unrolls.inputs.observation.unique().tolist() == [77]
+
+
+class Backlog:
+    """A rig whose store is full, and a thread that is running the batch which needs one entry more."""
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self.blocked = threading.Event()
+        pool = FakePool(make_job(2))
+        self.rig = Rig(pool.spec, slots=2, capacity=2, unroll_length=1, stopping=self.stopping.is_set)
+        session = self.rig.join([0, 1])
+        self.rig.play(session, pool, steps=2)
+        assert self.rig.store.ready == self.rig.store.capacity
+        self._reserve = self.rig.store.reserve
+        self.rig.store.reserve = self._watched_reserve  # type: ignore[method-assign]
+        request = self.rig.request(session, pool.recv())
+        self.thread = threading.Thread(target=self.rig.run, args=(request,), daemon=True)
+        self.thread.start()
+        assert self.blocked.wait(timeout=10)
+
+    def _watched_reserve(self, count: int, timeout: float) -> list[int]:
+        entries = self._reserve(count, timeout)
+        if not entries:
+            self.blocked.set()
+        return entries
+
+
+def test_run_full_store_answers_first_and_blocks_until_learner_takes() -> None:
+    backlog = Backlog()
+    assert [len(action) for _, action in backlog.rig.answers] == [2]
+    assert backlog.thread.is_alive()
+    assert backlog.rig.store.completed == 2
+    assert backlog.rig.store.take(1, timeout=0) is not None
+    assert backlog.rig.store.take(2, timeout=10) is not None  # one old, one that now had room
+    backlog.thread.join(timeout=10)
+    assert not backlog.thread.is_alive()
+    assert backlog.rig.store.completed == 4
+    assert backlog.rig.metrics.backpressure_seconds > 0
+
+
+def test_run_full_store_returns_when_stopping() -> None:
+    backlog = Backlog()
+    assert backlog.thread.is_alive()
+    backlog.stopping.set()
+    backlog.thread.join(timeout=10)
+    assert not backlog.thread.is_alive()
+    assert backlog.rig.store.completed == 2

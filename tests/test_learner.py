@@ -1,0 +1,194 @@
+"""Updates on a real store: what they change, what they count, and when they refuse."""
+
+import math
+
+import pytest
+import torch
+
+from seedrl.config import AlgorithmConfig, Optimizer
+from seedrl.learning.learner import REPORT_EVERY
+from seedrl.learning.losses import LossParts
+from tests.builders import LearnerParts, learner_parts, record, same, weights
+from tests.fakes import TinyModel, make_spec
+
+PER_BATCH = 2 * 3  # transitions of a train batch of the learners here
+
+
+def served_weights(parts: LearnerParts) -> dict[str, torch.Tensor]:
+    with parts.policy.read() as (model, _):
+        return weights(model)
+
+
+def test_learner_update_with_a_train_batch_trains_and_counts() -> None:
+    parts = learner_parts()
+    before = weights(parts.learner.model)
+    parts.record()
+    assert parts.learner.update(timeout=0)
+    assert not same(weights(parts.learner.model), before)
+    assert parts.metrics.updates == 1
+    assert parts.metrics.trained_steps == PER_BATCH
+    assert parts.metrics.skipped_updates == 0
+    assert parts.metrics.busy_seconds > 0
+
+
+def test_learner_update_without_a_train_batch_returns_false_and_changes_nothing() -> None:
+    parts = learner_parts()
+    record(parts.store, parts.learner.model, parts.spec, unrolls=1)  # one short of a train batch
+    before = weights(parts.learner.model)
+    assert not parts.learner.update(timeout=0)
+    assert same(weights(parts.learner.model), before)
+    assert parts.metrics.updates == parts.metrics.trained_steps == 0
+    assert parts.metrics.busy_seconds == 0
+    assert parts.store.ready == 1
+
+
+def test_learner_updates_take_one_train_batch_each() -> None:
+    parts = learner_parts()
+    parts.record(batches=3)
+    assert [parts.learner.update(timeout=0) for _ in range(4)] == [True, True, True, False]
+    assert parts.metrics.updates == 3
+    assert parts.metrics.trained_steps == 3 * PER_BATCH
+    assert parts.store.ready == 0
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+def test_learner_repeated_updates_lower_the_value_loss(optimizer: Optimizer) -> None:
+    parts = learner_parts(AlgorithmConfig(optimizer=optimizer, learning_rate=0.01, discount=0.0, value_cost=1.0))
+    losses = []
+    for _ in range(3 * REPORT_EVERY):
+        parts.record()
+        parts.learner.update(timeout=0)
+        losses.append(parts.metrics.losses["value"])
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_learner_publish_serves_the_trained_weights_under_the_number_of_updates() -> None:
+    parts = learner_parts()
+    before = served_weights(parts)
+    parts.record(batches=2)
+    parts.learner.update(timeout=0)
+    parts.learner.update(timeout=0)
+    assert same(served_weights(parts), before)
+    assert parts.policy.version == 0
+    parts.learner.publish()
+    assert same(served_weights(parts), weights(parts.learner.model))
+    assert parts.policy.version == 2
+
+
+def test_learner_policy_lag_is_the_updates_since_the_weights_that_acted() -> None:
+    parts = learner_parts()
+    parts.metrics.updates = 5
+    parts.record(policy_version=3)
+    parts.record(policy_version=6)
+    parts.learner.update(timeout=0)  # 5 updates, acted by 3
+    parts.learner.update(timeout=0)  # 6 updates, acted by 6
+    assert parts.metrics.policy_lag_sum == 2.0
+
+
+def test_learner_policy_lag_of_a_mixed_train_batch_is_the_mean() -> None:
+    parts = learner_parts()
+    parts.metrics.updates = 5
+    for version in (1, 4):
+        record(parts.store, parts.learner.model, parts.spec, unrolls=1, policy_version=version)
+    parts.learner.update(timeout=0)
+    assert parts.metrics.policy_lag_sum == 2.5
+
+
+def test_learner_policy_lag_after_many_millions_of_updates_is_exact() -> None:
+    parts = learner_parts()
+    parts.metrics.updates = 2**24 + 3  # whole numbers beyond 2**24 do not all fit float32
+    parts.record(policy_version=2**24 + 1)
+    parts.learner.update(timeout=0)
+    assert parts.metrics.policy_lag_sum == 2.0
+
+
+def test_learner_losses_are_reported_with_the_gradient_norm() -> None:
+    parts = learner_parts()
+    parts.record()
+    parts.learner.update(timeout=0)
+    assert parts.metrics.losses.keys() == {*LossParts._fields, "grad_norm"}
+    assert all(math.isfinite(value) for value in parts.metrics.losses.values())
+    assert parts.metrics.losses["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+def test_learner_gradient_that_is_not_finite_is_skipped_and_counted(optimizer: Optimizer) -> None:
+    parts = learner_parts(AlgorithmConfig(optimizer=optimizer))
+    before = weights(parts.learner.model)
+    record(parts.store, parts.learner.model, parts.spec, unrolls=2, reward=lambda reward: reward * math.nan)
+    assert parts.learner.update(timeout=0)
+    assert same(weights(parts.learner.model), before)
+    assert not parts.learner.optimizer.state
+    assert (parts.metrics.skipped_updates, parts.metrics.updates) == (1, 1)
+
+
+def test_learner_after_a_skipped_update_trains_as_if_it_had_not_been() -> None:
+    disturbed, quiet = learner_parts(), learner_parts()
+    record(disturbed.store, disturbed.learner.model, disturbed.spec, unrolls=2, reward=lambda reward: reward * math.nan)
+    disturbed.learner.update(timeout=0)
+    for parts in (disturbed, quiet):
+        parts.record()
+        parts.learner.update(timeout=0)
+    assert same(weights(disturbed.learner.model), weights(quiet.learner.model))
+    assert disturbed.metrics.skipped_updates == 1
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(0, 0.1), (250, 0.08), (1000, 0.02), (1500, 0.02)])
+def test_learner_learning_rate_follows_the_env_steps(steps: int, expected: float) -> None:
+    parts = learner_parts(AlgorithmConfig(learning_rate=0.1, learning_rate_end=0.02), stop_at=1000)
+    parts.steps = steps
+    parts.record()
+    parts.learner.update(timeout=0)
+    assert parts.learner.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(0, 0.5), (500, 0.3), (1000, 0.1)])
+def test_learner_entropy_cost_follows_the_env_steps(steps: int, expected: float) -> None:
+    parts = learner_parts(AlgorithmConfig(entropy_cost=0.5, entropy_cost_end=0.1, value_cost=0.5), stop_at=1000)
+    parts.steps = steps
+    parts.record()
+    parts.learner.update(timeout=0)
+    losses = parts.metrics.losses
+    weighed = losses["policy"] + 0.5 * losses["value"] - losses["total"]
+    assert weighed / losses["entropy"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_learner_gradients_are_clipped_before_the_step() -> None:
+    """An epsilon far above the gradients makes a step of RMSprop the gradient itself."""
+    steps = {}
+    for max_norm in (0.0, 1e-3):
+        algorithm = AlgorithmConfig(optimizer=Optimizer.rmsprop, epsilon=1e3, learning_rate=1e3, max_grad_norm=max_norm)
+        parts = learner_parts(algorithm)
+        before = weights(parts.learner.model)
+        parts.record()
+        parts.learner.update(timeout=0)
+        moved = [after - before[name] for name, after in weights(parts.learner.model).items()]
+        steps[max_norm] = float(torch.cat([change.flatten() for change in moved]).norm())
+    assert steps[1e-3] == pytest.approx(1e-3, rel=0.01)
+    assert steps[0.0] > 0.1
+
+
+def test_learner_model_with_memory_starts_from_the_recorded_core_state() -> None:
+    """Invariant 3: the recorded unroll, run again from its core_state, gives the recorded logits and values."""
+    spec = make_spec()
+    torch.manual_seed(0)
+    parts = learner_parts(model=TinyModel(spec, core_size=4), spec=spec)
+    parts.record()
+    unrolls = parts.store.take(2, timeout=0)
+    assert unrolls is not None
+    assert unrolls.core_state.any()
+    output, _ = parts.learner.model(unrolls.inputs, unrolls.core_state)
+    torch.testing.assert_close(output.logits, unrolls.behavior_logits)
+    torch.testing.assert_close(output.value, unrolls.behavior_value)
+    elsewhere, _ = parts.learner.model(unrolls.inputs, torch.zeros_like(unrolls.core_state))
+    assert not torch.allclose(elsewhere.value, unrolls.behavior_value)
+
+
+def test_learner_trains_a_model_with_memory() -> None:
+    spec = make_spec()
+    parts = learner_parts(model=TinyModel(spec, core_size=4), spec=spec)
+    before = weights(parts.learner.model)
+    parts.record()
+    assert parts.learner.update(timeout=0)
+    after = weights(parts.learner.model)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []

@@ -1,0 +1,364 @@
+"""Episode ends as the loss sees them (invariant 7), on a chain whose values are known, and the parts of the loss.
+
+The chain: positions 0 … END, every action moves one to the right for a reward of 1, END terminates, LIMIT steps
+truncate. Episodes begin anywhere, so every position is also seen in the middle of an episode. The value of a position
+is what the chain pays without the limit: V(x) = 1 + discount + … over END - x steps. Ends fall on every row of an
+unroll.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seedrl.config import AlgorithmConfig
+from seedrl.learning.losses import LossParts, shaped_reward, vtrace_loss
+from seedrl.learning.vtrace import vtrace
+from seedrl.types import ModelInput, ModelOutput, Unrolls
+
+torch.set_num_threads(1)  # for tensors this small a second thread only waits
+
+END, LIMIT, DISCOUNT = 6, 3, 0.9
+CONFIG = AlgorithmConfig(discount=DISCOUNT, entropy_cost=0.0)
+VALUES = torch.tensor([(1 - DISCOUNT ** (END - x)) / (1 - DISCOUNT) for x in range(END)])
+UNTRAINED = 20.0  # initial value of every position: bootstrapping from one that is never trained on shows
+
+Rows = dict[str, Tensor]  # one environment after another in time, [rows]
+
+
+def chain_rows(count: int, seed: int = 0) -> Rows:
+    """What one environment with NEXT_STEP resets sends, and the actions it is answered with."""
+    random = np.random.default_rng(seed)
+    position, step, ended = 0, 0, True
+    rows = []
+    for _ in range(count):
+        if ended:  # the action on the row before is ignored
+            position, step, reward = int(random.integers(END)), 0, 0.0
+        else:
+            position, step, reward = position + 1, step + 1, 1.0
+        reset, terminated = ended, position == END
+        truncated = step == LIMIT and not terminated
+        ended = terminated or truncated
+        rows.append((position, reward, reset, terminated, truncated, int(random.integers(2))))
+    names = ("position", "reward", "reset", "terminated", "truncated", "action")
+    return {name: torch.tensor(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def to_unrolls(rows: Rows, length: int = 3) -> Unrolls:
+    """Cuts rows into unrolls of `length` steps; neighbours share a row, as in the store."""
+    index = (torch.arange(0, len(rows["position"]) - length, length) + torch.arange(length + 1).unsqueeze(-1)).long()
+    row = {name: column[index] for name, column in rows.items()}
+    behavior_logits = torch.randn(*index.shape, 2, generator=torch.Generator().manual_seed(1))
+    return Unrolls(
+        inputs=ModelInput(
+            observation=nn.functional.one_hot(row["position"], END + 1).float(),
+            reward=row["reward"],
+            last_action=torch.zeros_like(row["action"]),
+            reset=row["reset"],
+        ),
+        terminated=row["terminated"],
+        truncated=row["truncated"],
+        action=row["action"],
+        behavior_logits=behavior_logits,
+        behavior_value=torch.zeros(index.shape),
+        policy_version=torch.zeros_like(row["action"]),
+        core_state=torch.zeros(index.shape[1], 0),
+    )
+
+
+def chain_loss(unrolls: Unrolls, table: Tensor) -> LossParts:
+    """The loss of a uniform policy with this value of every position."""
+    value = unrolls.inputs.observation @ table
+    return vtrace_loss(unrolls, ModelOutput(torch.zeros_like(unrolls.behavior_logits), value), CONFIG, entropy_cost=0.0)
+
+
+def learned_values(unrolls: Unrolls) -> Tensor:
+    """The table [END + 1] that training on these unrolls converges to."""
+    table = torch.full((END + 1,), UNTRAINED, requires_grad=True)
+    optimizer = torch.optim.SGD([table], lr=8.0)
+    for _ in range(200):
+        optimizer.zero_grad()
+        chain_loss(unrolls, table).total.backward()
+        optimizer.step()
+    return table.detach()
+
+
+def truncation_as_termination(rows: Rows) -> Rows:
+    return {**rows, "terminated": rows["terminated"] | rows["truncated"], "truncated": torch.zeros_like(rows["reset"])}
+
+
+def reset_observation_as_final(rows: Rows) -> Rows:
+    """Environments that reset on the same step show this: the last observation of an episode is lost."""
+    following = torch.cat([rows["position"][1:], rows["position"][-1:]])
+    return {**rows, "position": torch.where(rows["truncated"], following, rows["position"])}
+
+
+def reset_as_transition(rows: Rows) -> Rows:
+    """Unmarked, the step from a final observation to the next episode is trained on like any other."""
+    return {**rows, "truncated": torch.zeros_like(rows["truncated"])}
+
+
+def test_vtrace_loss_chain_with_time_limit_learns_the_values_without_it() -> None:
+    learned = learned_values(to_unrolls(chain_rows(300)))
+    torch.testing.assert_close(learned[:END], VALUES, rtol=0, atol=1e-3)
+    assert learned[END] == UNTRAINED  # a terminal observation has no transition to learn from
+
+
+def test_vtrace_loss_chain_unrolls_have_ends_on_every_row() -> None:
+    """Or else the tests around this one would miss half of the cases."""
+    unrolls = to_unrolls(chain_rows(300))
+    assert unrolls.terminated.any(dim=1).all()
+    assert unrolls.truncated.any(dim=1).all()
+
+
+@pytest.mark.parametrize("mistake", [truncation_as_termination, reset_observation_as_final, reset_as_transition])
+def test_vtrace_loss_mistaken_episode_ends_learn_other_values(mistake: Callable[[Rows], Rows]) -> None:
+    """The oracle above has teeth: each classic mistake moves what is learned far beyond its tolerance."""
+    learned = learned_values(to_unrolls(mistake(chain_rows(300))))
+    assert (learned[:END] - VALUES).abs().max() > 0.3
+
+
+def test_vtrace_loss_true_values_have_no_value_loss_and_no_advantage() -> None:
+    table = torch.cat([VALUES, torch.tensor([UNTRAINED])])
+    parts = chain_loss(to_unrolls(chain_rows(300)), table)
+    assert parts.value < 1e-9
+    assert abs(parts.policy) < 1e-5
+
+
+@pytest.mark.parametrize("mistake", [truncation_as_termination, reset_observation_as_final, reset_as_transition])
+def test_vtrace_loss_true_values_of_mistaken_ends_have_a_value_loss(mistake: Callable[[Rows], Rows]) -> None:
+    table = torch.cat([VALUES, torch.tensor([UNTRAINED])])
+    assert chain_loss(to_unrolls(mistake(chain_rows(300))), table).value > 0.05
+
+
+# The parts of the loss, on random unrolls.
+
+
+def random_unrolls(length: int = 5, batch: int = 4, actions: int = 3, seed: int = 0, ends: float = 0.3) -> Unrolls:
+    """Episode ends on about this share of rows, the row after each a reset."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (length + 1, batch)
+    reset = torch.rand(shape, generator=generator) < ends
+    ended = torch.cat([reset[1:], torch.rand(1, batch, generator=generator) < ends])
+    terminated = ended & (torch.rand(shape, generator=generator) < 0.5)
+    return Unrolls(
+        inputs=ModelInput(
+            observation=torch.zeros(*shape, 1),
+            reward=torch.randn(shape, generator=generator, dtype=torch.float64).masked_fill(reset, 0),
+            last_action=torch.zeros(shape, dtype=torch.int64),
+            reset=reset,
+        ),
+        terminated=terminated,
+        truncated=ended & ~terminated,
+        action=torch.randint(actions, shape, generator=generator),
+        behavior_logits=torch.randn(*shape, actions, generator=generator, dtype=torch.float64),
+        behavior_value=torch.randn(shape, generator=generator),
+        policy_version=torch.zeros(shape, dtype=torch.int64),
+        core_state=torch.zeros(batch, 0),
+    )
+
+
+def random_output(unrolls: Unrolls, seed: int = 1) -> ModelOutput:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(unrolls.behavior_logits.shape, generator=generator, dtype=torch.float64)
+    return ModelOutput(logits, torch.randn(unrolls.action.shape, generator=generator, dtype=torch.float64))
+
+
+def disturbed(unrolls: Unrolls, output: ModelOutput, rows: Tensor) -> tuple[Unrolls, ModelOutput]:
+    """Other actions, logits, recorded values and versions on these rows."""
+    other = random_unrolls(seed=9)
+    pick = rows.unsqueeze(-1)
+    return (
+        unrolls._replace(
+            action=torch.where(rows, (unrolls.action + 1) % 3, unrolls.action),
+            behavior_logits=torch.where(pick, 50 * other.behavior_logits, unrolls.behavior_logits),
+            behavior_value=torch.where(rows, 1e6, unrolls.behavior_value),
+            policy_version=torch.where(rows, 99, unrolls.policy_version),
+        ),
+        output._replace(logits=torch.where(pick, 50 * random_output(unrolls, seed=8).logits, output.logits)),
+    )
+
+
+def assert_same_loss(one: LossParts, other: LossParts) -> None:
+    for name, left, right in zip(LossParts._fields, one, other, strict=True):
+        assert torch.equal(left, right), f"{name} differs: {left} and {right}"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_vtrace_loss_ended_rows_policy_and_action_do_not_matter(seed: int) -> None:
+    unrolls = random_unrolls(seed=seed)
+    output = random_output(unrolls)
+    ended = unrolls.terminated | unrolls.truncated
+    assert ended[:-1].any()
+    expected = vtrace_loss(unrolls, output, CONFIG, entropy_cost=0.1)
+    assert_same_loss(vtrace_loss(*disturbed(unrolls, output, ended), CONFIG, entropy_cost=0.1), expected)
+
+
+def test_vtrace_loss_other_rows_policy_and_action_do_matter() -> None:
+    unrolls = random_unrolls()
+    output = random_output(unrolls)
+    expected = vtrace_loss(unrolls, output, CONFIG, entropy_cost=0.1)
+    valid = ~(unrolls.terminated | unrolls.truncated)
+    actual = vtrace_loss(*disturbed(unrolls, output, valid), CONFIG, entropy_cost=0.1)
+    assert {name for name in LossParts._fields if getattr(actual, name) == getattr(expected, name)} <= {"clipped_rho"}
+
+
+def test_vtrace_loss_last_row_policy_and_action_do_not_matter() -> None:
+    unrolls = random_unrolls()
+    output = random_output(unrolls)
+    last = torch.zeros_like(unrolls.terminated)
+    last[-1] = True
+    expected = vtrace_loss(unrolls, output, CONFIG, entropy_cost=0.1)
+    assert_same_loss(vtrace_loss(*disturbed(unrolls, output, last), CONFIG, entropy_cost=0.1), expected)
+
+
+def test_vtrace_loss_reward_of_reset_row_does_not_matter() -> None:
+    unrolls = random_unrolls()
+    output = random_output(unrolls)
+    reward = torch.where(unrolls.inputs.reset, 1e3, unrolls.inputs.reward)
+    changed = unrolls._replace(inputs=unrolls.inputs._replace(reward=reward))
+    expected = vtrace_loss(unrolls, output, CONFIG, entropy_cost=0.1)
+    assert_same_loss(vtrace_loss(changed, output, CONFIG, entropy_cost=0.1), expected)
+
+
+def test_vtrace_loss_value_of_terminated_row_does_not_matter_of_truncated_row_does() -> None:
+    unrolls = random_unrolls()
+    output = random_output(unrolls)
+
+    def value_loss(rows: Tensor) -> Tensor:
+        return vtrace_loss(unrolls, output._replace(value=output.value + 5.0 * rows), CONFIG, entropy_cost=0.1).value
+
+    assert unrolls.terminated.any()
+    assert unrolls.truncated.any()
+    assert value_loss(unrolls.terminated) == value_loss(torch.zeros_like(unrolls.terminated))
+    assert value_loss(unrolls.truncated) != value_loss(torch.zeros_like(unrolls.truncated))
+
+
+def test_vtrace_loss_no_valid_transition_is_zero_with_zero_gradients() -> None:
+    unrolls = random_unrolls()
+    unrolls = unrolls._replace(terminated=torch.ones_like(unrolls.terminated))
+    output = ModelOutput(*(tensor.requires_grad_() for tensor in random_output(unrolls)))
+    parts = vtrace_loss(unrolls, output, CONFIG, entropy_cost=0.1)
+    parts.total.backward()
+    assert [part.item() for part in parts] == [0.0] * len(parts)
+    assert not output.logits.grad.any()  # type: ignore[union-attr]
+    assert not output.value.grad.any()  # type: ignore[union-attr]
+
+
+def test_vtrace_loss_is_a_mean_over_valid_transitions() -> None:
+    """Another unroll that is all ends adds nothing to the loss, and takes nothing away."""
+    unrolls = random_unrolls(batch=2)
+    output = random_output(unrolls)
+    only_first = unrolls._replace(terminated=unrolls.terminated | torch.tensor([False, True]))
+    first = Unrolls(
+        ModelInput(*(tensor[:, :1] for tensor in unrolls.inputs)), *(tensor[:, :1] for tensor in unrolls[1:])
+    )
+    one = vtrace_loss(first, ModelOutput(*(tensor[:, :1] for tensor in output)), CONFIG, entropy_cost=0.1)
+    two = vtrace_loss(only_first, output, CONFIG, entropy_cost=0.1)
+    torch.testing.assert_close(torch.stack(two), torch.stack(one))
+
+
+def surrogate(logits: np.ndarray, value: np.ndarray, unrolls: Unrolls, targets: tuple[np.ndarray, ...]) -> float:
+    """The loss by its definition in numpy, with targets that do not move."""
+    vs, advantage = targets
+    valid = ~(unrolls.terminated | unrolls.truncated).numpy()
+    total, count = 0.0, 0
+    for t in range(len(vs)):
+        for b in range(vs.shape[1]):
+            if valid[t, b]:
+                policy = np.exp(logits[t, b]) / np.exp(logits[t, b]).sum()
+                entropy = -(policy * np.log(policy)).sum()
+                total += -advantage[t, b] * np.log(policy[unrolls.action[t, b]])
+                total += 0.5 * 0.7 * (vs[t, b] - value[t, b]) ** 2 - 0.1 * entropy
+                count += 1
+    return total / count
+
+
+def test_vtrace_loss_gradients_equal_finite_differences() -> None:
+    config = AlgorithmConfig(discount=0.9, value_cost=0.7, rho_bar=1.2, c_bar=0.9, pg_rho_bar=1.4, trace_lambda=0.8)
+    unrolls = random_unrolls(length=3, batch=2)
+    output = ModelOutput(*(tensor.requires_grad_() for tensor in random_output(unrolls)))
+    vtrace_loss(unrolls, output, config, entropy_cost=0.1).total.backward()
+    logits, value = (tensor.detach().numpy().copy() for tensor in output)
+
+    def chosen(logits: Tensor) -> Tensor:
+        return logits.log_softmax(-1)[:-1].gather(-1, unrolls.action[:-1].unsqueeze(-1)).squeeze(-1)
+
+    targets = vtrace(
+        log_rho_t=chosen(output.logits.detach()) - chosen(unrolls.behavior_logits),
+        reward_tp1=unrolls.inputs.reward[1:],
+        discount_tp1=torch.where(unrolls.terminated[1:], 0.0, 0.9),
+        value=output.value.detach(),
+        valid_t=~(unrolls.terminated | unrolls.truncated)[:-1],
+        rho_bar=1.2,
+        c_bar=0.9,
+        pg_rho_bar=1.4,
+        trace_lambda=0.8,
+    )
+    frozen = tuple(tensor.numpy() for tensor in targets)
+    for array, gradient in ((logits, output.logits.grad), (value, output.value.grad)):
+        numeric = np.zeros_like(array)
+        for index in np.ndindex(array.shape):
+            for sign in (+1, -1):
+                array[index] += sign * 1e-6
+                numeric[index] += sign * surrogate(logits, value, unrolls, frozen) / 2e-6
+                array[index] -= sign * 1e-6
+        np.testing.assert_allclose(gradient, numeric, atol=1e-6)
+
+
+def test_vtrace_loss_total_weighs_its_parts() -> None:
+    unrolls = random_unrolls()
+    parts = vtrace_loss(unrolls, random_output(unrolls), AlgorithmConfig(value_cost=0.25), entropy_cost=0.03)
+    torch.testing.assert_close(parts.total, parts.policy + 0.25 * parts.value - 0.03 * parts.entropy)
+
+
+def test_vtrace_loss_uniform_policy_has_the_entropy_of_its_actions() -> None:
+    unrolls = random_unrolls(actions=5)
+    output = ModelOutput(torch.full_like(unrolls.behavior_logits, 3.0), torch.zeros_like(unrolls.behavior_value))
+    assert float(vtrace_loss(unrolls, output, CONFIG, 0.0).entropy) == pytest.approx(math.log(5))
+
+
+def test_vtrace_loss_on_policy_has_no_divergence_and_clips_nothing() -> None:
+    unrolls = random_unrolls()
+    parts = vtrace_loss(unrolls, random_output(unrolls)._replace(logits=unrolls.behavior_logits), CONFIG, 0.0)
+    assert float(parts.kl) == 0.0
+    assert float(parts.clipped_rho) == 0.0
+
+
+def test_vtrace_loss_policy_that_doubled_its_actions_reports_divergence_and_clipping() -> None:
+    unrolls = random_unrolls(actions=3)
+    unrolls = unrolls._replace(
+        action=torch.zeros_like(unrolls.action),
+        behavior_logits=torch.log(torch.tensor([0.25, 0.5, 0.25])).expand_as(unrolls.behavior_logits),
+    )
+    logits = torch.log(torch.tensor([0.5, 0.25, 0.25])).expand_as(unrolls.behavior_logits)
+    parts = vtrace_loss(unrolls, random_output(unrolls)._replace(logits=logits), CONFIG, 0.0)
+    assert float(parts.kl) == pytest.approx(-math.log(2))
+    assert float(parts.clipped_rho) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "bound", "expected"),
+    [
+        (1.0, 0.0, [-3.0, 0.5, 40.0]),
+        (0.1, 0.0, [-0.3, 0.05, 4.0]),
+        (1.0, 1.0, [-1.0, 0.5, 1.0]),
+        (0.1, 1.0, [-0.3, 0.05, 1.0]),  # scaled first
+    ],
+)
+def test_shaped_reward_scales_then_clips(scale: float, bound: float, expected: list[float]) -> None:
+    reward = torch.tensor([-3.0, 0.5, 40.0])
+    shaped = shaped_reward(reward, AlgorithmConfig(reward_scale=scale, reward_clip=bound))
+    torch.testing.assert_close(shaped, torch.tensor(expected))
+    assert reward.tolist() == [-3.0, 0.5, 40.0]
+
+
+def test_vtrace_loss_trains_on_the_shaped_reward() -> None:
+    unrolls = random_unrolls()
+    output = random_output(unrolls)
+    config = AlgorithmConfig(reward_scale=2.0, reward_clip=0.5)
+    shaped = unrolls._replace(inputs=unrolls.inputs._replace(reward=(2 * unrolls.inputs.reward).clamp(-0.5, 0.5)))
+    assert_same_loss(vtrace_loss(unrolls, output, config, 0.0), vtrace_loss(shaped, output, AlgorithmConfig(), 0.0))

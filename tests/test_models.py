@@ -1,0 +1,231 @@
+"""The built-in networks, and how `build_model` finds them and yours."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seedrl.config import ModelConfig
+from seedrl.errors import ConfigError
+from seedrl.models.build import build_model
+from seedrl.models.images import ImageEncoder
+from seedrl.models.mlp import MlpEncoder
+from seedrl.specs import EnvSpec
+from seedrl.types import ModelInput
+from tests.builders import model_input, row_of, same, weights
+from tests.fakes import TinyModel, make_spec
+
+SPECS = {
+    "mlp": make_spec((3,), "float32"),
+    "nature": make_spec((2, 36, 36), "uint8"),  # the smallest image its kernels fit
+    "impala": make_spec((2, 12, 12), "uint8"),
+}
+LSTM = 8
+every_model = pytest.mark.parametrize("name", SPECS)
+with_and_without_lstm = pytest.mark.parametrize("lstm", [0, LSTM])
+
+
+def built(name: str, lstm: int = 0, seed: int = 1) -> nn.Module:
+    return build_model(ModelConfig(name=name, hidden=[16, 16], lstm=lstm), SPECS[name], seed)
+
+
+def core_of(model: nn.Module, batch: int, seed: int = 5) -> Tensor:
+    return torch.randn(batch, int(model.core_size), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+
+
+@every_model
+@with_and_without_lstm
+def test_model_outputs_have_the_documented_shapes(name: str, lstm: int) -> None:
+    model = built(name, lstm)
+    output, core_state = model(model_input(SPECS[name], rows=4, batch=3), core_of(model, batch=3))
+    assert output.logits.shape == (4, 3, 3)
+    assert output.value.shape == (4, 3)
+    assert core_state.shape == (3, 2 * lstm)
+    assert output.logits.dtype == output.value.dtype == torch.float32
+
+
+@every_model
+@with_and_without_lstm
+def test_model_core_size_is_two_per_lstm_unit(name: str, lstm: int) -> None:
+    assert built(name, lstm).core_size == 2 * lstm
+
+
+@every_model
+@with_and_without_lstm
+def test_model_rows_at_once_equal_row_by_row(name: str, lstm: int) -> None:
+    """Training sees the rows of an unroll at once, inference saw them one by one: the same logits and values."""
+    model = built(name, lstm)
+    inputs = model_input(SPECS[name], rows=6, batch=3)
+    assert inputs.reset[1:-1].any()
+    first_core = core_of(model, batch=3)
+    output, last_core = model(inputs, first_core)
+
+    core_state = first_core
+    for t in range(6):
+        row, core_state = model(row_of(inputs, t), core_state)
+        torch.testing.assert_close(row.logits[0], output.logits[t], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(row.value[0], output.value[t], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(core_state, last_core, rtol=1e-4, atol=1e-6)
+
+
+@every_model
+@with_and_without_lstm
+def test_model_environments_of_a_batch_do_not_mix(name: str, lstm: int) -> None:
+    model = built(name, lstm)
+    inputs = model_input(SPECS[name], rows=3, batch=3)
+    core_state = core_of(model, batch=3)
+    output, _ = model(inputs, core_state)
+    alone, _ = model(ModelInput(*(tensor[:, 1:2] for tensor in inputs)), core_state[1:2])
+    torch.testing.assert_close(alone.logits[:, 0], output.logits[:, 1], rtol=1e-4, atol=1e-6)
+
+
+@every_model
+def test_model_reset_row_forgets_the_core_state(name: str) -> None:
+    model = built(name, LSTM)
+    inputs = model_input(SPECS[name], rows=1, batch=2)._replace(reset=torch.tensor([[True, False]]))
+    remembered, remembered_core = model(inputs, core_of(model, batch=2))
+    empty, empty_core = model(inputs, torch.zeros(2, 2 * LSTM))
+    assert torch.equal(remembered.logits[:, 0], empty.logits[:, 0])
+    assert torch.equal(remembered_core[0], empty_core[0])
+    assert not torch.equal(remembered.logits[:, 1], empty.logits[:, 1])
+    assert not torch.equal(remembered_core[1], empty_core[1])
+
+
+def test_model_lstm_sees_the_last_action_and_the_clipped_reward() -> None:
+    model = built("mlp", LSTM)
+    inputs = model_input(SPECS["mlp"], rows=1, batch=2)._replace(
+        last_action=torch.zeros(1, 2, dtype=torch.int64), reward=torch.ones(1, 2)
+    )
+    core_state = core_of(model, batch=2)
+
+    def logits(**changes: Tensor) -> Tensor:
+        output, _ = model(inputs._replace(**changes), core_state)
+        return output.logits
+
+    assert not torch.equal(logits(last_action=torch.ones(1, 2, dtype=torch.int64)), logits())
+    assert not torch.equal(logits(reward=torch.zeros(1, 2)), logits())
+    assert torch.equal(logits(reward=torch.full((1, 2), 50.0)), logits())
+
+
+@every_model
+@with_and_without_lstm
+def test_model_every_parameter_gets_a_gradient(name: str, lstm: int) -> None:
+    model = built(name, lstm)
+    output, _ = model(model_input(SPECS[name], rows=3, batch=2), core_of(model, batch=2))
+    (output.logits.square().sum() + output.value.square().sum()).backward()
+    assert [n for n, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()] == []
+
+
+@every_model
+@with_and_without_lstm
+def test_model_leaves_its_inputs_alone(name: str, lstm: int) -> None:
+    model = built(name, lstm)
+    inputs, core_state = model_input(SPECS[name], rows=3, batch=2), core_of(model, batch=2)
+    before = [tensor.clone() for tensor in (*inputs, core_state)]
+    model(inputs, core_state)
+    assert all(torch.equal(*pair) for pair in zip(before, (*inputs, core_state), strict=True))
+
+
+@every_model
+@with_and_without_lstm
+def test_build_model_same_seed_gives_the_same_weights(name: str, lstm: int) -> None:
+    assert same(weights(built(name, lstm, seed=3)), weights(built(name, lstm, seed=3)))
+    assert not same(weights(built(name, lstm, seed=3)), weights(built(name, lstm, seed=4)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "encoder"),
+    [((3,), "float32", MlpEncoder), ((5, 2), "int32", MlpEncoder), ((4, 36, 36), "uint8", ImageEncoder)],
+)
+def test_build_model_auto_takes_nature_for_images_and_mlp_for_the_rest(
+    shape: tuple[int, ...], dtype: str, encoder: type
+) -> None:
+    model = build_model(ModelConfig(name="auto"), make_spec(shape, dtype), seed=1)
+    assert isinstance(model.encoder, encoder)
+    model(model_input(make_spec(shape, dtype), rows=2, batch=2), torch.zeros(2, 0))
+
+
+def test_build_model_mlp_has_the_hidden_layers_of_the_settings() -> None:
+    model = build_model(ModelConfig(name="mlp", hidden=[7, 5]), SPECS["mlp"], seed=1)
+    shapes = [tuple(parameter.shape) for name, parameter in model.named_parameters() if name.endswith("weight")]
+    assert shapes == [(7, 3), (5, 7), (3, 5), (1, 5)]
+
+
+@pytest.mark.parametrize("name", ["nature", "impala"])
+def test_build_model_convolutions_are_channels_last(name: str) -> None:
+    convolutions = [module for module in built(name).modules() if isinstance(module, nn.Conv2d)]
+    assert convolutions
+    assert all(conv.weight.is_contiguous(memory_format=torch.channels_last) for conv in convolutions)
+
+
+@pytest.mark.parametrize("name", ["nature", "impala"])
+def test_model_image_brightness_is_scaled_to_one(name: str) -> None:
+    """White is 1.0 to the first layer, so weights see numbers of their own size."""
+    model = built(name)
+    seen: list[Tensor] = []
+    model.encoder.trunk.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))  # type: ignore[union-attr]
+    inputs = model_input(SPECS[name], rows=1, batch=1)
+    model(inputs._replace(observation=torch.full_like(inputs.observation, 255)), torch.zeros(1, 0))
+    torch.testing.assert_close(seen[0], torch.ones_like(seen[0]))
+
+
+# Names that cannot be built, and your own classes.
+
+
+class Forgetful(nn.Module):
+    """An own model without a core_size."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+
+
+class NotAModule:
+    core_size = 0
+
+    def __init__(self, spec: EnvSpec) -> None:
+        pass
+
+
+def build_named(name: str, spec: EnvSpec | None = None, **options: Any) -> nn.Module:
+    return build_model(ModelConfig(name=name, options=options), spec or make_spec(), seed=1)
+
+
+@pytest.mark.parametrize("name", ["resnet", "MLP", ""])
+def test_build_model_unknown_name_is_refused_with_the_choices(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model.name='{name}' is not one of auto, mlp, nature, impala"):
+        build_named(name)
+
+
+@pytest.mark.parametrize("name", ["nature", "impala"])
+def test_build_model_image_network_on_vectors_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model.name={name} needs images .* observations are float32\[2\]"):
+        build_named(name)
+
+
+def test_build_model_own_class_is_built_with_spec_and_options() -> None:
+    model = build_named("tests.fakes:TinyModel", make_spec((4,)), core_size=5)
+    assert isinstance(model, TinyModel)
+    assert model.core_size == 5
+    assert model.heads.in_features == 4 + 5
+
+
+def test_build_model_own_class_same_seed_gives_the_same_weights() -> None:
+    assert same(weights(build_named("tests.fakes:TinyModel")), weights(build_named("tests.fakes:TinyModel")))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("tests.nowhere:TinyModel", {}, "No module named 'tests.nowhere'"),
+        ("tests.fakes:HugeModel", {}, "has no attribute 'HugeModel'"),
+        ("tests.fakes:", {}, "has no attribute ''"),
+        (":TinyModel", {}, "Empty module name"),
+        ("tests.fakes:TinyModel", {"core_szie": 1}, "unexpected keyword argument 'core_szie'"),
+        (f"{__name__}:Forgetful", {}, "must be an nn.Module with an integer core_size"),
+        (f"{__name__}:NotAModule", {}, "must be an nn.Module with an integer core_size"),
+    ],
+)
+def test_build_model_own_class_that_does_not_work_is_refused(name: str, options: dict[str, int], reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"^model.name={name} .*{reason}"):
+        build_named(name, **options)

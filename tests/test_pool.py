@@ -1,0 +1,220 @@
+"""The pool against the real envpool: the same rows, with ends and resets where they belong (invariant 7)."""
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import envpool
+import numpy as np
+import pytest
+
+from envs_server import pool as pool_module
+from envs_server.pool import EnvPool
+from seedrl.errors import ConfigError, EnvFailed
+from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
+from tests.fakes import FakePool, make_job, make_spec
+
+ENVS = 4
+
+
+def make_pool(
+    env_id: str = "CartPole-v1", num_envs: int = ENVS, group_size: int | None = None, **fields: Any
+) -> EnvPool:
+    return EnvPool(make_job(num_envs, group_size, env_id=env_id, **fields), threads=1)
+
+
+def make_envpool(job: Job) -> Any:
+    """The same environments without us."""
+    envs = envpool.make(
+        job.env_id, env_type="gymnasium", num_envs=job.num_envs, seed=job.seed, num_threads=1, **job.options
+    )
+    envs.async_reset()
+    return envs
+
+
+def play(pool: EnvPool, steps: int, action: int = 0) -> list[Rows]:
+    history = []
+    for _ in range(steps):
+        history.append(pool.recv())
+        pool.send(np.full(len(history[-1].env_id), action, np.int32), history[-1].env_id)
+    return history
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+@pytest.mark.parametrize(
+    ("env_id", "options"),
+    [("CartPole-v1", {}), ("CartPole-v1", {"max_episode_steps": 6}), ("Catch-v0", {})],
+    ids=["terminating", "truncating", "catch"],
+)
+def test_recv_rows_equal_envpools_own(env_id: str, options: dict[str, Any]) -> None:
+    job = make_job(ENVS, env_id=env_id, options=options)
+    pool, envs = EnvPool(job, threads=1), make_envpool(job)
+    generator = np.random.default_rng(0)
+    ends = 0
+    for _ in range(60):
+        rows = pool.recv()
+        observation, reward, terminated, truncated, info = envs.recv()
+        np.testing.assert_array_equal(rows.env_id, info["env_id"])
+        np.testing.assert_array_equal(rows.observation, observation)
+        np.testing.assert_array_equal(rows.reward, reward)
+        np.testing.assert_array_equal((rows.flags & TERMINATED) != 0, terminated)
+        np.testing.assert_array_equal((rows.flags & TRUNCATED) != 0, truncated)
+        np.testing.assert_array_equal((rows.flags & RESET) != 0, info["elapsed_step"] == 0)
+        ends += np.count_nonzero(rows.flags & ENDED)
+        action = generator.integers(0, pool.spec.num_actions, ENVS).astype(np.int32)
+        pool.send(action, rows.env_id)
+        envs.send(action, info["env_id"])
+    assert ends >= 8
+
+
+def test_recv_row_after_end_is_reset_without_reward() -> None:
+    history = play(make_pool(), steps=40)
+    flags = np.stack([rows.flags for rows in history])
+    reward = np.stack([rows.reward for rows in history])
+    assert (flags[0] == RESET).all()
+    np.testing.assert_array_equal((flags[1:] & RESET) != 0, (flags[:-1] & ENDED) != 0)
+    assert (reward[(flags & RESET) != 0] == 0).all()
+    assert np.count_nonzero(flags & TERMINATED) >= ENVS
+
+
+def test_recv_terminated_row_shows_the_true_final_observation() -> None:
+    history = play(make_pool(), steps=40)
+    final = np.concatenate([rows.observation[(rows.flags & TERMINATED) != 0] for rows in history])
+    others = np.concatenate([rows.observation[(rows.flags & TERMINATED) == 0] for rows in history])
+    limit = 12 * np.pi / 180  # CartPole ends when the pole leans more than this
+    assert (np.abs(final[:, 2]) > limit).all()
+    assert (np.abs(others[:, 2]) <= limit).all()
+
+
+def test_recv_time_limit_truncates_on_its_last_step() -> None:
+    history = play(make_pool(options={"max_episode_steps": 5}), steps=13)
+    flags = [int(rows.flags[0]) for rows in history]
+    assert flags == [RESET, 0, 0, 0, 0, TRUNCATED, RESET, 0, 0, 0, 0, TRUNCATED, RESET]
+
+
+def test_recv_catch_terminates_after_nine_steps_with_a_reward() -> None:
+    history = play(make_pool("Catch-v0"), steps=10)
+    assert [int(rows.flags[0]) for rows in history] == [RESET, *[0] * 8, TERMINATED]
+    assert set(np.abs(history[-1].reward)) == {1.0}
+    assert not any(rows.reward.any() for rows in history[:-1])
+
+
+def test_recv_terminated_and_truncated_at_once_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = np.array([True, True, False])
+    envs = SimpleNamespace(
+        async_reset=lambda: None,
+        recv=lambda: (
+            np.zeros((3, 2), np.float32),
+            np.zeros(3),
+            both,
+            np.array([True, False, True]),
+            {"env_id": np.arange(3, dtype=np.int32)},
+        ),
+    )
+    monkeypatch.setattr(pool_module, "_make", lambda job, threads: envs)
+    monkeypatch.setattr(pool_module, "_spec", lambda envs, job: make_spec())
+    rows = make_pool(num_envs=3).recv()
+    assert (rows.flags & ENDED).tolist() == [TERMINATED, TERMINATED, TRUNCATED]
+    assert rows.reward.dtype == np.float32
+
+
+def test_recv_groups_have_their_size_and_visit_every_environment() -> None:
+    pool = make_pool(num_envs=6, group_size=2)
+    expects_reset = np.ones(6, np.bool_)
+    visits = np.zeros(6, np.int64)
+    for rows in play(pool, steps=90):
+        assert len(set(rows.env_id.tolist())) == len(rows.env_id) == len(rows.observation) == 2
+        np.testing.assert_array_equal((rows.flags & RESET) != 0, expects_reset[rows.env_id])
+        expects_reset[rows.env_id] = (rows.flags & ENDED) != 0
+        visits[rows.env_id] += 1
+    assert visits.min() > 0
+
+
+def test_recv_whole_pool_comes_in_order_of_environments() -> None:
+    for rows in play(make_pool(), steps=20):
+        assert rows.env_id.tolist() == list(range(ENVS))
+
+
+def test_recv_keep_sends_only_those_entries() -> None:
+    whole, kept = make_pool(), make_pool(keep=[2, 0])
+    assert kept.spec == make_spec(shape=(2,), num_actions=2)
+    for all_rows, rows in zip(play(whole, steps=30), play(kept, steps=30), strict=True):
+        np.testing.assert_array_equal(rows.observation, all_rows.observation[:, [2, 0]])
+        assert rows.observation.flags.c_contiguous
+
+
+def test_recv_same_seed_repeats_and_another_differs() -> None:
+    first, again, other = (np.stack([rows.observation for rows in play(make_pool(seed=s), 15)]) for s in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "spec"),
+    [
+        ("CartPole-v1", {}, make_spec((4,), "float32", 2)),
+        ("Catch-v0", {}, make_spec((10, 5), "float32", 3)),
+        ("Pong-v5", {"stack_num": 1}, make_spec((1, 84, 84), "uint8", 6)),
+    ],
+)
+def test_spec_real_environment_is_as_announced_and_as_received(env_id: str, options: dict[str, Any], spec: Any) -> None:
+    pool = make_pool(env_id, num_envs=1, options=options)
+    assert pool.spec == spec
+    rows = pool.recv()
+    assert rows.observation.shape == (1, *spec.observation.shape)
+    assert rows.observation.dtype == spec.observation.dtype
+    assert (rows.env_id.dtype, rows.reward.dtype, rows.flags.dtype) == (np.int32, np.float32, np.uint8)
+
+
+def test_make_warns_nothing() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_pool("CartPole-v1")
+    assert caught == []
+
+
+def test_make_unknown_id_suggests_near_matches() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^env\.id='CartPol-v1' is not an envpool environment; did you mean CartPole-v1"
+    ):
+        make_pool("CartPol-v1")
+
+
+def test_make_unknown_id_with_nothing_near_suggests_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"^env\.id='§§§' is not an envpool environment$"):
+        make_pool("§§§")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "seen"),
+    [
+        ("Ant-v4", r"has actions of Box.*; only discrete actions are supported"),
+        ("FrozenLake-v1", r"has observations of Discrete\(16\); only arrays are supported"),
+        ("MiniGrid-Empty-5x5-v0", r"has observations of Dict.*; only arrays are supported"),
+    ],
+)
+def test_make_unsupported_space_is_refused_by_name(env_id: str, seen: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{env_id} {seen}"):
+        make_pool(env_id)
+
+
+@pytest.mark.parametrize(("env_id", "keep"), [("CartPole-v1", [0, 4]), ("Catch-v0", [0])])
+def test_make_keep_that_does_not_fit_is_refused(env_id: str, keep: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"^env\.keep=\[.*\] does not fit observations of shape"):
+        make_pool(env_id, keep=keep)
+
+
+def test_make_unknown_option_is_named() -> None:
+    with pytest.raises(EnvFailed, match=r"^envpool cannot make CartPole-v1 with .*'wings': 2.*"):
+        make_pool(options={"wings": 2})
+
+
+def test_fake_pool_behaves_like_the_real_one() -> None:
+    """What the other tests rely on: a fake episode has the flags and rewards of Catch, but for their values."""
+    fake = FakePool(make_job(ENVS), episode_length=9)
+    for real in play(make_pool("Catch-v0"), steps=25):
+        rows = fake.recv()
+        fake.send(np.zeros(ENVS, np.int32), rows.env_id)
+        np.testing.assert_array_equal(rows.flags, real.flags)
+        np.testing.assert_array_equal(rows.env_id, real.env_id)
+        assert [array.dtype for array in rows] == [array.dtype for array in real]

@@ -1,0 +1,274 @@
+"""Leases of slots, and the rules of a session that no single message shows."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from seedrl.config import LearnerConfig
+from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
+from seedrl.service import LearnerService
+from seedrl.serving.sessions import Session, SessionTable
+from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows, encode_step
+from tests.fakes import make_spec
+
+ENVS = 4
+
+
+def make_table(max_slots: int = 10, groups: int = 2, lockstep: bool = False) -> SessionTable:
+    config = LearnerConfig(lockstep=lockstep)
+    config.serving.max_slots = max_slots
+    config.actors.envs = ENVS
+    config.actors.groups = groups
+    return SessionTable(config, job_seed=lambda session_id: 100 + session_id)
+
+
+def make_session() -> Session:
+    session, _ = make_table().join("actor")
+    return session
+
+
+def make_rows(env_id: list[int], flags: int | list[int]) -> Rows:
+    n = len(env_id)
+    return Rows(
+        env_id=np.array(env_id, np.int32),
+        observation=np.zeros((n, 2), np.float32),
+        reward=np.zeros(n, np.float32),
+        flags=np.broadcast_to(np.array(flags, np.uint8), n),
+    )
+
+
+def step(session: Session, env_id: list[int], flags: int | list[int]) -> None:
+    """A row of each is admitted and answered."""
+    rows = make_rows(env_id, flags)
+    session.admit(rows)
+    session.answered(rows)
+
+
+# Leases.
+
+
+def test_join_gives_each_session_its_own_slots_and_id() -> None:
+    table = make_table()
+    first, second = table.join("a")[0], table.join("b")[0]
+    assert first.id != second.id
+    assert first.slots.tolist() == [0, 1, 2, 3]
+    assert second.slots.tolist() == [4, 5, 6, 7]
+    assert list(table.open.values()) == [first, second]
+
+
+def test_join_above_max_slots_is_refused_with_numbers_and_remedy() -> None:
+    table = make_table(max_slots=10)
+    table.join("a")
+    table.join("b")
+    with pytest.raises(NoCapacity, match=r"^8 of 10 slots are taken, 4 more are needed; raise serving.max_slots"):
+        table.join("c")
+    assert len(table.open) == 2
+
+
+def test_join_after_leave_reuses_slots_under_new_id() -> None:
+    table = make_table(max_slots=8)
+    first, _ = table.join("a")
+    second, _ = table.join("b")
+    table.leave(first)
+    third, _ = table.join("c")
+    assert third.slots.tolist() == first.slots.tolist()
+    assert third.id not in (first.id, second.id)
+    assert (first.alive, second.alive, third.alive) == (False, True, True)
+    assert third.expects_reset.all()
+    assert not third.in_flight.any()
+
+
+def test_leave_twice_frees_slots_once() -> None:
+    table = make_table(max_slots=ENVS)
+    session, _ = table.join("a")
+    table.leave(session)
+    table.leave(session)
+    table.join("b")
+    with pytest.raises(NoCapacity):
+        table.join("c")
+
+
+def test_join_lockstep_second_session_is_refused_until_first_left() -> None:
+    table = make_table(lockstep=True)
+    first, job = table.join("a")
+    assert job.group_size == job.num_envs == ENVS
+    with pytest.raises(NoCapacity, match="lock-step"):
+        table.join("b")
+    table.leave(first)
+    assert table.join("c")[0].alive
+
+
+def test_join_job_tells_the_actor_everything() -> None:
+    table = make_table(groups=2)
+    table.config.env.id, table.config.env.options, table.config.env.keep = "Pong-v5", {"stack_num": 1}, [0, 2]
+    session, job = table.join("a")
+    assert (job.env_id, job.options, job.keep) == ("Pong-v5", {"stack_num": 1}, [0, 2])
+    assert (job.session_id, job.num_envs, job.group_size, job.seed) == (session.id, ENVS, 2, 100 + session.id)
+
+
+def test_job_seed_differs_between_sessions_and_repeats_with_run_seed() -> None:
+    def seeds(run_seed: int) -> list[int]:
+        service = cast(LearnerService, SimpleNamespace(config=LearnerConfig(seed=run_seed)))
+        return [LearnerService._job_seed(service, session_id) for session_id in range(1, 200)]
+
+    assert seeds(1) == seeds(1)
+    assert len({*seeds(1), *seeds(2)}) == 2 * len(seeds(1))
+    assert all(0 <= seed < 2**31 for seed in seeds(1))  # envpool takes an int32
+
+
+# Rows.
+
+
+def test_admit_first_rows_without_reset_are_refused() -> None:
+    with pytest.raises(InvalidMessage, match=r"^flags: expected RESET for environment 2, saw 0"):
+        make_session().admit(make_rows([1, 2], [RESET, 0]))
+
+
+def test_admit_reset_in_mid_episode_is_refused() -> None:
+    session = make_session()
+    step(session, [0, 1], RESET)
+    with pytest.raises(InvalidMessage, match=r"^flags: expected no RESET for environment 1, saw 4"):
+        session.admit(make_rows([0, 1], [0, RESET]))
+
+
+@pytest.mark.parametrize("ending", [TERMINATED, TRUNCATED, TERMINATED | TRUNCATED, RESET | TERMINATED])
+def test_admit_row_after_end_needs_reset(ending: int) -> None:
+    session = make_session()
+    if not ending & RESET:
+        step(session, [3], RESET)
+    step(session, [3], ending)
+    with pytest.raises(InvalidMessage, match="expected RESET for environment 3"):
+        session.admit(make_rows([3], 0))
+    session.admit(make_rows([3], RESET))
+
+
+def test_admit_in_flight_is_refused_until_answered() -> None:
+    session = make_session()
+    first = make_rows([0, 1], RESET)
+    session.admit(first)
+    session.admit(make_rows([2], RESET))  # others are free to go
+    with pytest.raises(InvalidMessage, match=r"^env_id: expected environments with no row in flight, saw 1 again"):
+        session.admit(make_rows([3, 1], [RESET, 0]))
+    session.answered(first)
+    session.admit(make_rows([1, 0], 0))
+
+
+def test_admit_environment_twice_in_one_step_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match=r"^env_id: expected each environment once, saw one twice"):
+        make_session().admit(make_rows([2, 1, 2], RESET))
+
+
+# Spaces.
+
+
+def test_agree_first_spec_wins_and_others_must_equal_it() -> None:
+    table = make_table()
+    table.agree(make_spec(shape=(2,)))
+    table.agree(make_spec(shape=(2,)))
+    assert table.spec.result(timeout=0) == make_spec(shape=(2,))
+    for other in (make_spec(shape=(3,)), make_spec(dtype="float64"), make_spec(num_actions=9)):
+        with pytest.raises(Mismatch, match=r"trains on observation float32\[2\], 3 actions; the actor has") as caught:
+            table.agree(other)
+        assert str(other) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("groups", "side", "fits"),
+    [(1, 1023, False), (2, 1023, True), (2, 1024, False)],  # of 2 MiB messages; the last leaves no room for the rest
+)
+def test_agree_group_larger_than_a_message_is_refused(groups: int, side: int, fits: bool) -> None:
+    table = make_table(groups=groups)
+    table.config.serving.max_message_mb = 2
+    spec = make_spec(shape=(side, 1024), dtype="uint8")
+    rows = make_rows(list(range(ENVS // groups)), RESET)
+    observation = np.zeros((len(rows.env_id), *spec.observation.shape), np.uint8)
+    message = encode_step(2**64 - 1, rows._replace(observation=observation))
+    assert (message.ByteSize() <= 2 * 2**20) == fits
+    if fits:
+        table.agree(spec)
+    else:
+        with pytest.raises(
+            Mismatch, match=r"messages may have 2097152; raise serving\.max_message_mb or actors\.groups"
+        ):
+            table.agree(spec)
+    assert table.spec.done() == fits
+
+
+class Lives(RuleBasedStateMachine):
+    """Sessions join, step, are answered and leave in any order."""
+
+    MAX_SLOTS = 11  # room for two sessions and a remainder
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = make_table(self.MAX_SLOTS)
+        self.sessions: list[Session] = []
+        self.waiting: list[tuple[Session, Rows]] = []
+        self.ids: set[int] = set()
+
+    @rule()
+    def join(self) -> None:
+        if len(self.sessions) == self.MAX_SLOTS // ENVS:
+            with pytest.raises(NoCapacity):
+                self.table.join("one too many")
+            return
+        session, job = self.table.join("actor")
+        assert job.session_id == session.id
+        assert session.id not in self.ids
+        self.ids.add(session.id)
+        self.sessions.append(session)
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from(self.sessions))
+        self.sessions.remove(session)
+        self.table.leave(session)
+        assert not session.alive
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data(), ending=st.sampled_from([0, 0, TERMINATED, TRUNCATED]))
+    def admit(self, data: st.DataObject, ending: int) -> None:
+        session = data.draw(st.sampled_from(self.sessions))
+        env_id = data.draw(st.lists(st.integers(0, ENVS - 1), min_size=1, max_size=ENVS))
+        rows = make_rows(env_id, [(RESET if session.expects_reset[env] else 0) | ending for env in env_id])
+        busy = {int(env) for owner, waiting in self.waiting if owner is session for env in waiting.env_id}
+        if busy & set(env_id):
+            with pytest.raises(InvalidMessage, match="in flight"):
+                session.admit(rows)
+        elif len(set(env_id)) < len(env_id):
+            with pytest.raises(InvalidMessage, match="twice"):
+                session.admit(rows)
+            self.sessions.remove(session)
+            self.table.leave(session)  # as the server does
+        else:
+            session.admit(rows)
+            self.waiting.append((session, rows))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def answered(self, data: st.DataObject) -> None:
+        """In any order, and to the dead as well."""
+        session, rows = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
+        session.answered(rows)
+        assert not session.in_flight[rows.env_id].any()
+
+    @invariant()
+    def no_slot_is_leased_twice(self) -> None:
+        leased = [int(slot) for session in self.table.open.values() for slot in session.slots]
+        assert len(leased) == len(set(leased)) == ENVS * len(self.sessions)
+        assert set(leased) <= set(range(self.MAX_SLOTS))
+
+    @invariant()
+    def the_open_are_the_living(self) -> None:
+        assert list(self.table.open.values()) == self.sessions
+        assert all(session.alive for session in self.sessions)
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

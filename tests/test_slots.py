@@ -1,0 +1,121 @@
+"""Where each environment's next row goes, and what its episode has earned."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seedrl.serving.slots import Slots
+from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED
+
+
+def make_slots(count: int = 4, frame_stack: int = 1) -> Slots:
+    return Slots(count, frame_stack, core_size=0, device=torch.device("cpu"))
+
+
+def indices(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def flags(*values: int) -> np.ndarray:
+    return np.array(values, np.uint8)
+
+
+def rewards(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def test_locate_fresh_slots_start_at_row_zero_of_their_own_entry() -> None:
+    position = make_slots().locate(indices(2, 0), flags(RESET, RESET))
+    assert position.entry.tolist() == [2, 0]
+    assert position.t.tolist() == [0, 0]
+    assert position.age.tolist() == [0, 0]
+
+
+def test_advance_moves_only_the_slots_given() -> None:
+    slots = make_slots()
+    slots.advance(indices(1, 3))
+    slots.advance(indices(3))
+    assert slots.locate(indices(0, 1, 2, 3), flags(0, 0, 0, 0)).t.tolist() == [0, 1, 0, 2]
+
+
+def test_start_unroll_continues_at_row_one_of_the_fresh_entry() -> None:
+    slots = make_slots()
+    slots.advance(indices(0, 1))
+    slots.start_unroll(indices(1), indices(9))
+    position = slots.locate(indices(0, 1), flags(0, 0))
+    assert position.entry.tolist() == [0, 9]
+    assert position.t.tolist() == [1, 1]
+
+
+def test_locate_age_counts_to_frame_stack_and_restarts_at_reset() -> None:
+    slots = make_slots(frame_stack=4)
+    ages = [int(slots.locate(indices(1), flags(flag)).age[0]) for flag in (RESET, 0, 0, 0, 0, TERMINATED, RESET, 0)]
+    assert ages == [0, 1, 2, 3, 3, 3, 0, 1]
+
+
+def test_locate_one_frame_has_age_zero_always() -> None:
+    slots = make_slots(frame_stack=1)
+    assert [int(slots.locate(indices(1), flags(flag)).age[0]) for flag in (RESET, 0, 0)] == [0, 0, 0]
+
+
+def test_claim_by_new_session_discards_partial_unrolls() -> None:
+    slots = make_slots()
+    assert slots.claim(indices(0, 1, 2, 3), session_id=1) == 0
+    slots.advance(indices(0, 1, 2))
+    slots.advance(indices(0))
+    assert slots.claim(indices(0, 1), session_id=2) == 3
+    assert slots.locate(indices(0, 1, 2), flags(RESET, RESET, 0)).t.tolist() == [0, 0, 1]
+
+
+def test_claim_by_same_session_discards_nothing() -> None:
+    slots = make_slots()
+    slots.claim(indices(0, 1), session_id=1)
+    slots.advance(indices(0, 1))
+    assert slots.claim(indices(0, 1), session_id=1) == 0
+    assert slots.locate(indices(0, 1), flags(0, 0)).t.tolist() == [1, 1]
+
+
+def test_claim_keeps_the_entry_it_writes() -> None:
+    slots = make_slots()
+    slots.claim(indices(0), session_id=1)
+    slots.start_unroll(indices(0), indices(7))
+    slots.claim(indices(0), session_id=2)
+    position = slots.locate(indices(0), flags(RESET))
+    assert (position.entry.tolist(), position.t.tolist()) == ([7], [0])
+
+
+@pytest.mark.parametrize("ending", [TERMINATED, TRUNCATED])
+def test_count_episodes_reset_row_is_no_step(ending: int) -> None:
+    slots = make_slots()
+    for flag in (RESET, 0, 0):
+        finished = slots.count_episodes(indices(1), rewards(0.5 * (flag == 0)), flags(flag))
+        assert len(finished.returns) == 0
+    finished = slots.count_episodes(indices(1), rewards(-3), flags(ending))
+    assert finished.returns.tolist() == [-2.0]
+    assert finished.lengths.tolist() == [3]
+
+
+def test_count_episodes_reset_forgets_what_was_left_unfinished() -> None:
+    slots = make_slots()
+    slots.count_episodes(indices(1), rewards(100), flags(0))
+    slots.count_episodes(indices(1), rewards(0), flags(RESET))
+    finished = slots.count_episodes(indices(1), rewards(1), flags(TERMINATED))
+    assert (finished.returns.tolist(), finished.lengths.tolist()) == ([1.0], [1])
+
+
+@settings(deadline=None)
+@given(episodes=st.lists(st.lists(st.integers(-1000, 1000).map(float), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_count_episodes_any_lengths_sum_raw_rewards(episodes: list[list[float]]) -> None:
+    """Each episode is played in slot 2, while slot 0 is always in the middle of one."""
+    slots = make_slots()
+    slots.count_episodes(indices(0), rewards(0), flags(RESET))
+    seen = []
+    for episode in episodes:
+        slots.count_episodes(indices(0, 2), rewards(1, 0), flags(0, RESET))
+        for step, reward in enumerate(episode, start=1):
+            flag = TERMINATED if step == len(episode) else 0
+            finished = slots.count_episodes(indices(2, 0), rewards(reward, 1), flags(flag, 0))
+            seen += list(zip(finished.returns.tolist(), finished.lengths.tolist(), strict=True))
+    assert seen == [(sum(episode), len(episode)) for episode in episodes]

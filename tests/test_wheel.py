@@ -1,0 +1,101 @@
+"""The wheel works where there is no checkout. Built without isolation, installed without dependencies: no network.
+
+The wheel goes into a folder of its own that comes first on the path; its dependencies come from this environment.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from email.parser import BytesParser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A wheel unpacked by pip into `site`, and an empty folder to work in."""
+
+    wheel: Path
+    site: Path
+    elsewhere: Path
+
+    def python(self, *arguments: str) -> str:
+        return run([sys.executable, *arguments], self.elsewhere, PYTHONPATH=str(self.site))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    dist, site, elsewhere = (tmp_path_factory.mktemp(name) for name in ("dist", "site", "elsewhere"))
+    run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(ROOT)], elsewhere)
+    [wheel] = dist.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    run([*pip, "--no-deps", "--no-index", "--no-compile", "--target", str(site), str(wheel)], elsewhere)
+    return Installed(wheel, site, elsewhere)
+
+
+def test_wheel_holds_the_packages_and_conf_and_nothing_else(installed: Installed) -> None:
+    expected = {f"{package}/{path}" for package in ("seedrl", "envs_server") for path in files_of(package)}
+    expected |= {f"seedrl/conf/{path}" for path in files_of("conf")}
+    names = set(zipfile.ZipFile(installed.wheel).namelist())
+    assert {name for name in names if ".dist-info/" not in name} == expected
+    assert {
+        "seedrl/py.typed",
+        "envs_server/py.typed",
+        "seedrl/v1/inference_pb2.pyi",
+        "seedrl/conf/run.yaml",
+        "seedrl/conf/env/cartpole.yaml",
+    } <= names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_wheel_without_extras_requires_neither_torch_nor_envpool(installed: Installed) -> None:
+    with zipfile.ZipFile(installed.wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        fields = BytesParser().parsebytes(archive.read(metadata))
+    requirements = [Requirement(line) for line in fields.get_all("Requires-Dist", [])]
+    assert "torch" in {requirement.name for requirement in requirements}
+    always = {each.name for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})}
+    assert "grpcio" in always
+    assert always.isdisjoint({"torch", "envpool", "safetensors"})
+
+
+def test_installed_wheel_is_imported_instead_of_the_checkout(installed: Installed) -> None:
+    program = "import seedrl.v1.inference_pb2, envs_server.pool as p; print(seedrl.__file__, p.__file__, sep='\\n')"
+    files = installed.python("-c", program).split()
+    assert files == [str(installed.site / "seedrl/__init__.py"), str(installed.site / "envs_server/pool.py")]
+
+
+def test_installed_wheel_shows_help_with_the_choices_of_its_conf(installed: Installed) -> None:
+    assert "env=breakout|cartpole|" in installed.python("-m", "seedrl", "run", "--help")
+
+
+def test_installed_wheel_composes_settings_from_its_conf(installed: Installed) -> None:
+    assert "id: Pong-v5" in installed.python("-m", "seedrl", "run", "env=pong", "--cfg", "job")
+    assert "learner: localhost:1" in installed.python("-m", "envs_server", "learner=localhost:1", "--cfg", "job")
+
+
+def test_installed_wheel_has_the_seedrl_program(installed: Installed) -> None:
+    program = [str(installed.site / "bin/seedrl"), "--version"]
+    assert run(program, installed.elsewhere, PYTHONPATH=str(installed.site)).startswith("seedrl ")
+
+
+def files_of(folder: str) -> list[str]:
+    """The files of a folder of the checkout, relative to it; what Python wrote left out."""
+    files = [path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return [path.as_posix() for path in files if "__pycache__" not in path.parts]
+
+
+def run(command: list[str], cwd: Path, **environment: str) -> str:
+    """What a program printed; fails with everything it said if it failed."""
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+    return done.stdout
