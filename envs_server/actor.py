@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from envs_server.pool import EnvPool, Pool
+from envs_server.pool import Pool, make_pool
 from seedrl.config import ActorConfig
 from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
 from seedrl.v1 import inference_pb2 as pb
@@ -40,7 +40,9 @@ class Ending(Enum):
 class Actor:
     """Owned by the main thread, except `stop`, which any thread or signal handler may call."""
 
-    def __init__(self, config: ActorConfig, make_pool: MakePool = EnvPool, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, config: ActorConfig, make_pool: MakePool = make_pool, say: Callable[[str], None] = print
+    ) -> None:
         if config.learner in ("", "???"):
             raise ConfigError("the actor needs the learner's address: seedrl actor learner=HOST:PORT")
         self._config = config

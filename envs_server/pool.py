@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from envs_server.mock import MOCK, MockPool
 from seedrl.errors import ConfigError, EnvFailed
 from seedrl.specs import ArraySpec, EnvSpec
 from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
@@ -28,6 +29,11 @@ class Pool(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def make_pool(job: Job, threads: int) -> Pool:
+    """The pool a Welcome asks for."""
+    return MockPool(job) if job.env_id == MOCK else EnvPool(job, threads)
 
 
 class EnvPool:
@@ -67,7 +73,7 @@ def _make(job: Job, threads: int) -> Any:
         raise ConfigError("this machine steps environments and needs envpool: pip install 'seedrl[actor]'") from error
     known = envpool.list_all_envs()
     if job.env_id not in known:
-        near = difflib.get_close_matches(job.env_id, known, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(job.env_id, [*known, MOCK], n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise ConfigError(f"env.id={job.env_id!r} is not an envpool environment{hint}")
     options = {"num_threads": threads, **job.options}

@@ -51,7 +51,7 @@ class EnvConfig:
 
 @dataclass
 class ModelConfig:
-    name: str = key("auto", "mlp | nature | impala | your.module:Class | auto (mlp for vectors, nature for images)")
+    name: str = key("auto", "mlp | nature | impala | tiny | your.module:Class | auto (nature for images, else mlp)")
     hidden: list[int] = key([64, 64], "layer sizes of mlp")
     lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for none")
     options: dict[str, Any] = key({}, "keyword arguments for your own model class")

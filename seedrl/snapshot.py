@@ -15,7 +15,16 @@ from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.specs import EnvSpec
 
 SERVING_COUNTERS = ("env_steps", "episodes", "batches", "rows", "inference_seconds", "backpressure_seconds")
-LEARNING_COUNTERS = ("updates", "trained_steps", "skipped_updates", "wait_seconds", "busy_seconds", "policy_lag_sum")
+SERVING_REASONS = ("dropped_rows", "refused")  # counters by reason
+LEARNING_COUNTERS = (
+    "updates",
+    "trained_steps",
+    "skipped_updates",
+    "failed_checkpoints",
+    "wait_seconds",
+    "busy_seconds",
+    "policy_lag_sum",
+)
 
 
 @dataclass
@@ -39,6 +48,7 @@ class Resumable:
             "spec": str(self.spec),
             "seconds": seconds,
             "serving": {name: getattr(self.serving, name) for name in SERVING_COUNTERS},
+            "reasons": {name: dict(getattr(self.serving, name)) for name in SERVING_REASONS},
             "learning": {name: getattr(self.learning, name) for name in LEARNING_COUNTERS},
             "returns": list(self.serving.returns.copy()),
             "lengths": list(self.serving.lengths.copy()),
@@ -55,6 +65,8 @@ class Resumable:
         self.generator.set_state(checkpoint.tensors["generator"])
         for name, value in state["serving"].items():
             setattr(self.serving, name, value)
+        for name, counts in state.get("reasons", {}).items():
+            getattr(self.serving, name).update(counts)
         for name, value in state["learning"].items():
             setattr(self.learning, name, value)
         self.serving.returns.extend(state["returns"])

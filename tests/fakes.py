@@ -116,7 +116,7 @@ class TinyModel(nn.Module):
         if self.memory is not None:
             states = []
             for feature, reset in zip(features, inputs.reset, strict=True):
-                core_state = core_state * (~reset).unsqueeze(-1)
+                core_state = core_state.masked_fill(reset.unsqueeze(-1), 0)
                 core_state = torch.tanh(0.5 * core_state + self.memory(feature))
                 states.append(core_state)
             features = torch.cat([features, torch.stack(states)], dim=-1)

@@ -40,6 +40,13 @@ def stacked(spec: EnvSpec, frames: int) -> EnvSpec:
     return EnvSpec(spec.observation.stacked(frames), spec.num_actions)
 
 
+def make_model(spec: EnvSpec, core_size: int = 0) -> TinyModel:
+    """Always with the same weights; leaves torch's own generator alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return TinyModel(spec, core_size)
+
+
 class Rig:
     """`run` gives a batch of requests to inference and returns the actions each of them got."""
 
@@ -55,8 +62,7 @@ class Rig:
         seed: int = 0,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        torch.manual_seed(seed)
-        self.model = model if model is not None else TinyModel(stacked(spec, frame_stack))
+        self.model = model if model is not None else make_model(stacked(spec, frame_stack))
         core_size = int(self.model.core_size)
         self.policy = Policy(self.model, version=0)
         self.metrics = ServingMetrics()

@@ -169,20 +169,22 @@ TestInterleavings.settings = settings(max_examples=80, stateful_step_count=40, d
 
 
 class Consumer:
-    """A thread in `take`. Its clock tells when it is about to wait: the batcher's lock is held until it does."""
+    """A thread in `take`. Its clock tells each time it is about to wait: the batcher's lock is held until it does."""
 
     def __init__(self, min_rows: int) -> None:
-        self._calls = 0
-        self.about_to_wait = threading.Event()
+        self._looks = threading.Semaphore(0)
         self.batcher: Batcher[Rows] = Batcher(8, min_rows, FOREVER, self._clock)
         self.batch: list[Rows] = []
         self.thread = threading.Thread(target=self._take, daemon=True)
+        self.thread.start()
+        self.await_look()  # the deadline is set
+
+    def await_look(self) -> None:
+        assert self._looks.acquire(timeout=10)
 
     def _clock(self) -> float:
         if threading.current_thread() is self.thread:
-            self._calls += 1
-            if self._calls == 2:  # the first call sets the deadline, the second comes before the first wait
-                self.about_to_wait.set()
+            self._looks.release()
         return 100.0
 
     def _take(self) -> None:
@@ -191,8 +193,7 @@ class Consumer:
 
 def test_submit_consumer_waiting_wakes_it() -> None:
     consumer = Consumer(min_rows=1)
-    consumer.thread.start()
-    assert consumer.about_to_wait.wait(timeout=10)
+    consumer.await_look()
     consumer.batcher.submit(Rows(1))
     consumer.thread.join(timeout=10)
     assert consumer.batch == [Rows(1)]
@@ -200,10 +201,11 @@ def test_submit_consumer_waiting_wakes_it() -> None:
 
 def test_submit_min_rows_reached_by_later_request_wakes_consumer() -> None:
     consumer = Consumer(min_rows=3)
-    consumer.thread.start()
-    assert consumer.about_to_wait.wait(timeout=10)
-    for number in range(3):
-        consumer.batcher.submit(Rows(1, number))
+    consumer.await_look()
+    consumer.batcher.submit(Rows(1, 0))
+    consumer.await_look()  # woken by the first request, it waits again, until that is max_wait old
+    consumer.batcher.submit(Rows(1, 1))
+    consumer.batcher.submit(Rows(1, 2))
     consumer.thread.join(timeout=10)
     assert consumer.batch == [Rows(1, 0), Rows(1, 1), Rows(1, 2)]
 

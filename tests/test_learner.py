@@ -184,7 +184,8 @@ def test_learner_model_with_memory_starts_from_the_recorded_core_state() -> None
     assert not torch.allclose(elsewhere.value, unrolls.behavior_value)
 
 
-def test_learner_trains_a_model_with_memory() -> None:
+def test_learner_trains_a_model_with_memory_from_its_core_state() -> None:
+    """The weights that acted are the weights that are trained, so their policies differ only if their memories do."""
     spec = make_spec()
     parts = learner_parts(model=TinyModel(spec, core_size=4), spec=spec)
     before = weights(parts.learner.model)
@@ -192,3 +193,4 @@ def test_learner_trains_a_model_with_memory() -> None:
     assert parts.learner.update(timeout=0)
     after = weights(parts.learner.model)
     assert [name for name in before if torch.equal(before[name], after[name])] == []
+    assert parts.metrics.losses["kl"] == pytest.approx(0.0, abs=1e-6)

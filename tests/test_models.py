@@ -92,6 +92,14 @@ def test_model_reset_row_forgets_the_core_state(name: str) -> None:
     assert not torch.equal(remembered_core[1], empty_core[1])
 
 
+def test_model_reset_row_forgets_even_a_core_state_that_is_not_finite() -> None:
+    model = built("mlp", LSTM)
+    inputs = model_input(SPECS["mlp"], rows=2, batch=2)._replace(reset=torch.tensor([[True, True], [False, False]]))
+    output, core_state = model(inputs, torch.full((2, 2 * LSTM), torch.nan))
+    assert torch.isfinite(output.logits).all()
+    assert torch.isfinite(core_state).all()
+
+
 def test_model_lstm_sees_the_last_action_and_the_clipped_reward() -> None:
     model = built("mlp", LSTM)
     inputs = model_input(SPECS["mlp"], rows=1, batch=2)._replace(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
@@ -260,7 +260,7 @@ class Recording(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig = Rig(make_spec(), capacity=6, unroll_length=T, frame_stack=self.STACK)
+        self.rig = Rig(make_spec(), capacity=6, unroll_length=T, frame_stack=self.STACK, stopping=self.never_full)
         self.sessions = [self.rig.join(lease) for lease in self.LEASES]
         self.stale: list[Request] = []
         self.number = 0
@@ -321,6 +321,11 @@ class Recording(RuleBasedStateMachine):
         assert self.rig.store.ready == len(self.finished)
         assert {reason: self.rig.metrics.dropped_rows[reason] for reason in self.dropped} == self.dropped
 
+    def never_full(self) -> bool:
+        """Asked after every reservation; a wrong one must not block for ever."""
+        assert self.rig.store.ready < self.rig.store.capacity
+        return False
+
     def new_row(self, slot: int, ending: int) -> Row:
         self.number += 1
         episode = self.episode[slot]
@@ -355,4 +360,6 @@ class Recording(RuleBasedStateMachine):
 
 
 TestRecording = Recording.TestCase
-TestRecording.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestRecording.settings = settings(
+    max_examples=40, stateful_step_count=50, deadline=None, phases=[Phase.reuse, Phase.generate, Phase.shrink]
+)

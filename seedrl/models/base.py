@@ -70,10 +70,10 @@ class LstmCore(nn.Module):
 
     def forward(self, features: Tensor, reset: Tensor, core_state: Tensor) -> tuple[Tensor, Tensor]:
         hidden, cell = core_state.chunk(2, dim=-1)
-        keep = (~reset).unsqueeze(-1).to(features.dtype)
         outputs = []
-        for feature, keep_t in zip(features, keep, strict=True):
-            hidden, cell = self.cell(feature, (hidden * keep_t, cell * keep_t))
+        for feature, reset_t in zip(features, reset.unsqueeze(-1), strict=True):
+            # Filled, not multiplied by zero: that would keep a NaN for ever.
+            hidden, cell = self.cell(feature, (hidden.masked_fill(reset_t, 0), cell.masked_fill(reset_t, 0)))
             outputs.append(hidden)
         return torch.stack(outputs), torch.cat([hidden, cell], dim=-1)
 

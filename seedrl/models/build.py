@@ -9,10 +9,10 @@ from seedrl.config import ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic
 from seedrl.models.images import impala_encoder, nature_encoder
-from seedrl.models.mlp import MlpEncoder
+from seedrl.models.mlp import MlpEncoder, TinyEncoder
 from seedrl.specs import EnvSpec
 
-BUILT_IN = ("mlp", "nature", "impala")
+BUILT_IN = ("mlp", "nature", "impala", "tiny")
 
 
 def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:
@@ -27,6 +27,9 @@ def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:
     if name == "mlp":
         encoder = MlpEncoder(spec.observation, list(config.hidden))
         return ActorCritic(encoder, encoder.size, spec.num_actions, config.lstm)
+    if name == "tiny":
+        tiny = TinyEncoder(spec.observation)
+        return ActorCritic(tiny, tiny.size, spec.num_actions, config.lstm)
     if not is_image:
         raise ConfigError(
             f"model.name={name} needs images [channels, height, width]; observations are {spec.observation}"

@@ -1,4 +1,4 @@
-"""Fully connected network for vector observations."""
+"""Networks for vector observations, and a nearly free one for measuring."""
 
 import math
 from itertools import pairwise
@@ -22,3 +22,15 @@ class MlpEncoder(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         features: Tensor = self.layers(observation.flatten(1).float())
         return features
+
+
+class TinyEncoder(nn.Module):
+    """64 entries of the observation, evenly spaced: nearly free, so that a run with it measures everything else."""
+
+    def __init__(self, observation: ArraySpec) -> None:
+        super().__init__()
+        self.stride = -(-math.prod(observation.shape) // 64)
+        self.size = -(-math.prod(observation.shape) // self.stride)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return observation.flatten(1)[:, :: self.stride].float().mul_(1 / 255)

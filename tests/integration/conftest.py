@@ -8,7 +8,8 @@ import pytest
 
 from seedrl.config import ActorConfig
 from seedrl.service import LearnerService
-from tests.integration.support import RunningActor, RunningLearner, SignedPool, free_address, tiny_config
+from tests.integration.support import RunningActor, RunningLearner, SignedPool, tiny_config
+from tests.integration.waiting import free_address
 
 StartLearner = Callable[..., RunningLearner]
 StartActor = Callable[..., RunningActor]

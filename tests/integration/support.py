@@ -5,10 +5,9 @@ import queue
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -27,26 +26,10 @@ from seedrl.v1 import inference_pb2_grpc
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options
 from tests.fakes import FakePool, make_spec
+from tests.integration.waiting import DEADLINE, eventually, is_listening
 
-DEADLINE = 60.0  # of every wait; reached only when something hangs
 NUM_ACTIONS = 17
 SPEC = make_spec(shape=(3,), num_actions=NUM_ACTIONS)
-
-
-def eventually(condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
-    """The first true value of `condition`; fails if there is none before the deadline."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not true after {seconds:g} s"
-        time.sleep(0.01)
-    return value
-
-
-def free_address() -> str:
-    """An address nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 # A policy whose action shows which observation it was made for.
@@ -155,6 +138,7 @@ class RunningLearner(InThread):
         self.service = service
         self.address = service.config.listen
         super().__init__(service.run)
+        eventually(lambda: self.ended() or is_listening(self.address))
 
     @property
     def env_steps(self) -> int:
@@ -277,6 +261,10 @@ def step_message(request_id: int = 1, **changes: Any) -> pb.StreamRequest:
 Script = Callable[[Iterator[pb.StreamRequest]], Iterator[pb.StreamResponse]]
 
 
+class ActorLeft(Exception):
+    """Ends a script whose actor half-closed its stream."""
+
+
 @dataclass
 class ScriptedLearner:
     """Answers each session as `script` says; the script reads requests and yields responses."""
@@ -284,11 +272,10 @@ class ScriptedLearner:
     script: Script
     sessions: int = 0
     address: str = ""
-    over: threading.Event = field(default_factory=threading.Event)
 
     def Stream(self, requests: Iterator[pb.StreamRequest], context: grpc.ServicerContext) -> Iterator[Any]:
         self.sessions += 1
-        with contextlib.suppress(grpc.RpcError):  # the actor left
+        with contextlib.suppress(grpc.RpcError, ActorLeft):
             yield from self.script(requests)
 
     def __enter__(self) -> "ScriptedLearner":
@@ -299,7 +286,6 @@ class ScriptedLearner:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.over.set()
         assert self._server.stop(grace=0.2).wait(DEADLINE)
 
 

@@ -1,0 +1,176 @@
+"""What a run goes on from: everything, or only the weights of another run."""
+
+import dataclasses
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from seedrl.config import AlgorithmConfig, Optimizer
+from seedrl.errors import ConfigError, RunDirectoryError
+from seedrl.learning import checkpoint as files
+from seedrl.learning.checkpoint import Checkpoint
+from seedrl.metrics import ServingMetrics
+from seedrl.snapshot import Resumable, initial_weights, load_weights
+from seedrl.specs import EnvSpec
+from tests.builders import LearnerParts, learner_parts, same, weights
+from tests.fakes import TinyModel, make_spec
+
+
+@dataclasses.dataclass
+class Run:
+    """The parts of a learner process that a snapshot is about."""
+
+    parts: LearnerParts
+    resumable: Resumable
+
+    @classmethod
+    def fresh(cls, seed: int = 0, optimizer: Optimizer = Optimizer.adam, spec: EnvSpec | None = None) -> "Run":
+        parts = learner_parts(AlgorithmConfig(optimizer=optimizer), spec=spec, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        return cls(parts, Resumable(parts.learner, generator, ServingMetrics(), parts.metrics, parts.spec))
+
+    def train(self, batches: range) -> None:
+        """Updates on train batches that depend on their number and on the weights that act."""
+        for number in batches:
+            self.parts.record(seed=number, policy_version=self.parts.metrics.updates)
+            self.parts.learner.update(timeout=0)
+            self.parts.learner.publish()
+
+    def save(self, run_directory: Path, env_steps: int = 100) -> Path:
+        return files.save(run_directory / "checkpoints", env_steps, self.resumable.take(seconds=12.5), keep=3)
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return weights(self.parts.learner.model)
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+def test_resumable_restored_run_equals_an_uninterrupted_one(tmp_path: Path, optimizer: Optimizer) -> None:
+    """Invariant 10: weights, optimiser, random numbers and counters, bit for bit."""
+    run = Run.fresh(optimizer=optimizer)
+    run.train(range(3))
+    torch.rand(7, generator=run.resumable.generator)
+    path = run.save(tmp_path)
+
+    resumed = Run.fresh(seed=9, optimizer=optimizer)
+    assert resumed.resumable.restore(files.load(path)) == 12.5
+    for each in (run, resumed):
+        each.train(range(3, 6))
+    assert same(resumed.weights, run.weights)
+    assert same(*(files.pack_optimizer(each.parts.learner.optimizer) for each in (resumed, run)))
+    assert torch.equal(*(torch.rand(5, generator=each.resumable.generator) for each in (resumed, run)))
+    assert resumed.parts.metrics.updates == run.parts.metrics.updates == 6
+    assert resumed.parts.metrics.policy_lag_sum == run.parts.metrics.policy_lag_sum
+    assert resumed.parts.metrics.trained_steps == run.parts.metrics.trained_steps
+
+
+def test_resumable_restores_every_counter(tmp_path: Path) -> None:
+    """All that the metrics hold, so that a counter added later is not forgotten here."""
+    run = Run.fresh()
+    for metrics in (run.resumable.serving, run.resumable.learning):
+        for number, field in enumerate(dataclasses.fields(metrics), start=1):
+            if isinstance(getattr(metrics, field.name), (int, float)):
+                setattr(metrics, field.name, type(getattr(metrics, field.name))(number))
+    run.resumable.serving.dropped_rows = Counter(session_ended=3)
+    run.resumable.serving.refused = Counter(no_capacity=2)
+    run.resumable.serving.returns.extend([0.1, -2.5])
+    run.resumable.serving.lengths.extend([10, 20])
+    resumed = Run.fresh()
+    resumed.resumable.restore(files.load(run.save(tmp_path)))
+    assert resumed.resumable.serving == run.resumable.serving
+    assert resumed.resumable.learning == run.resumable.learning
+
+
+def test_resumable_returns_stay_the_last_hundred(tmp_path: Path) -> None:
+    run = Run.fresh()
+    run.resumable.serving.returns.extend(range(150))
+    resumed = Run.fresh()
+    resumed.resumable.restore(files.load(run.save(tmp_path)))
+    resumed.resumable.serving.returns.append(150.0)
+    assert list(resumed.resumable.serving.returns) == list(range(51, 151))
+
+
+def test_resumable_learning_rate_comes_from_the_settings_not_the_snapshot(tmp_path: Path) -> None:
+    path = Run.fresh().save(tmp_path)
+    resumed = Run.fresh()
+    resumed.parts.learner.optimizer.param_groups[0]["lr"] = 0.125
+    resumed.resumable.restore(files.load(path))
+    assert resumed.parts.learner.optimizer.param_groups[0]["lr"] == 0.125
+
+
+@pytest.mark.parametrize("spec", [make_spec((3,)), make_spec(dtype="float64"), make_spec(num_actions=4)], ids=str)
+def test_resumable_snapshot_of_other_spaces_is_refused_and_changes_nothing(tmp_path: Path, spec: EnvSpec) -> None:
+    path = Run.fresh().save(tmp_path)
+    other = Run.fresh(seed=3, spec=spec)
+    before = other.weights
+    expected = f"the checkpoint is of observation float32[2], 3 actions; the actor has {spec}"
+    with pytest.raises(RunDirectoryError, match=re.escape(expected)):
+        other.resumable.restore(files.load(path))
+    assert same(other.weights, before)
+
+
+# The weights of another run.
+
+
+def test_initial_weights_of_a_run_directory_are_of_its_newest_checkpoint(tmp_path: Path) -> None:
+    run = Run.fresh()
+    run.save(tmp_path, env_steps=100)
+    run.train(range(2))
+    run.save(tmp_path, env_steps=200)
+    other = Run.fresh(seed=5)
+    load_weights(other.parts.learner.model, initial_weights(str(tmp_path), pytest.fail))
+    assert same(other.weights, run.weights)
+    assert other.parts.metrics.updates == 0
+
+
+def test_initial_weights_of_a_checkpoint_directory_are_its_own(tmp_path: Path) -> None:
+    run = Run.fresh()
+    first, before = run.save(tmp_path, env_steps=100), run.weights
+    run.train(range(2))
+    run.save(tmp_path, env_steps=200)
+    other = Run.fresh(seed=5)
+    load_weights(other.parts.learner.model, initial_weights(str(first), pytest.fail))
+    assert same(other.weights, before)
+
+
+def test_initial_weights_of_a_run_with_a_damaged_checkpoint_are_of_the_one_before(tmp_path: Path) -> None:
+    run = Run.fresh()
+    run.save(tmp_path, env_steps=100)
+    (run.save(tmp_path, env_steps=200) / files.TENSORS).unlink()
+    warnings: list[str] = []
+    other = Run.fresh(seed=5)
+    load_weights(other.parts.learner.model, initial_weights(str(tmp_path), warnings.append))
+    assert same(other.weights, run.weights)
+    assert len(warnings) == 1
+
+
+def test_initial_weights_of_a_damaged_checkpoint_directory_are_refused(tmp_path: Path) -> None:
+    path = Run.fresh().save(tmp_path)
+    (path / files.STATE).write_text("{}")
+    with pytest.raises(RunDirectoryError, match="does not match its manifest"):
+        initial_weights(str(path), pytest.fail)
+
+
+@pytest.mark.parametrize("name", ["", "absent", "file"])
+def test_initial_weights_of_something_else_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    source = str(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"init_from={source} is neither a checkpoint nor a run directory"):
+        initial_weights(source, pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("spec", "core_size"), [(make_spec((3,)), 0), (make_spec(num_actions=4), 0), (make_spec(), 2)], ids=str
+)
+def test_load_weights_of_another_model_are_refused(tmp_path: Path, spec: EnvSpec, core_size: int) -> None:
+    checkpoint = files.load(Run.fresh().save(tmp_path))
+    with pytest.raises(RunDirectoryError, match="the checkpoint does not fit this model"):
+        load_weights(TinyModel(spec, core_size), checkpoint)
+
+
+def test_load_weights_of_a_checkpoint_without_any_are_refused() -> None:
+    with pytest.raises(RunDirectoryError, match=r"does not fit this model: .*\s+Missing key"):
+        load_weights(TinyModel(make_spec()), Checkpoint({}, {}))
