@@ -1,6 +1,7 @@
 """The actor process: signals and exit codes around an Actor."""
 
 import signal
+import threading
 from typing import Any
 
 from envs_server.actor import Actor
@@ -12,7 +13,8 @@ def run_actor(config: ActorConfig) -> None:
     actor = Actor(config)
 
     def handle(number: int, _: Any) -> None:
-        actor.stop()
+        # In a thread: the one interrupted may hold the very locks that this takes.
+        threading.Thread(target=actor.stop, name="stop").start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)

@@ -4,6 +4,7 @@ Starts without importing torch, grpc or envpool: each command imports what it ne
 """
 
 import dataclasses
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ def _run(config: RunConfig) -> None:
 
 
 def _learner(config: LearnerConfig) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while torch is imported
     from seedrl.service import run_learner
 
     run_learner(config)
@@ -68,8 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def execute(name: str, arguments: Sequence[str]) -> None:
     """Composes the command's settings from conf/ and overrides, and runs it."""
     command = COMMANDS[name]
-    for each in COMMANDS:
-        ConfigStore.instance().store(name=f"{each}_schema", node=COMMANDS[each].schema)
+    register_schemas()
     if "--help" in arguments or "-h" in arguments:
         print(help_text(name))
         return
@@ -85,6 +86,16 @@ def execute(name: str, arguments: Sequence[str]) -> None:
 
     sys.argv = [f"seedrl {name}", *arguments]
     hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=name)(task)()
+
+
+def register_schemas() -> None:
+    """Makes the dataclasses known to Hydra. Keyword arguments for foreign constructors may have any keys."""
+    for name, command in COMMANDS.items():
+        schema = OmegaConf.structured(command.schema)
+        for section in ("env", "model"):
+            if section in schema:
+                OmegaConf.set_struct(schema[section].options, False)
+        ConfigStore.instance().store(name=f"{name}_schema", node=schema)
 
 
 def conf_directory() -> Path:

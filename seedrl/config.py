@@ -169,6 +169,10 @@ def check(config: LearnerConfig) -> None:
     algorithm, serving, actors = config.algorithm, config.serving, config.actors
     _require(algorithm.unroll_length >= 1, f"algorithm.unroll_length={algorithm.unroll_length} must be at least 1")
     _require(algorithm.batch_size >= 1, f"algorithm.batch_size={algorithm.batch_size} must be at least 1")
+    _require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
+    _require(config.stop.env_steps >= 1, f"stop.env_steps={config.stop.env_steps} must be at least 1")
+    _require(config.checkpoint.keep >= 1, f"checkpoint.keep={config.checkpoint.keep} must be at least 1")
+    _require(min(config.env.keep, default=0) >= 0, f"env.keep={config.env.keep} must hold indices from 0 on")
     _require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")
     _require(
         0 < serving.min_rows <= serving.max_rows,

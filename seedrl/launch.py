@@ -15,6 +15,7 @@ from seedrl.rundir import RunDirectory
 
 POLL_SECONDS = 0.1
 GOODBYE_SECONDS = 10.0
+RETURN_SECONDS = 5.0  # from an actor's good end to its return, should the learner outlive it
 # Exit codes of an actor that would only fail again in the same way.
 HOPELESS = (ConfigError.exit_code, Refused.exit_code)
 
@@ -46,7 +47,7 @@ class Supervisor:
             finally:
                 self._end_everything()
         if code:
-            raise SystemExit(code)
+            raise SystemExit(code if code > 0 else 128 - code)  # negative: ended by a signal
 
     def _supervise(self, address: str) -> int:
         assert self._learner is not None
@@ -63,7 +64,8 @@ class Supervisor:
     def _consider_restart(self, number: int, code: int) -> None:
         """Restarts a crashed actor after a while; gives up on one that cannot work."""
         del self._actors[number]
-        if code == 0:  # it was told that training is over
+        if code == 0:  # it was told that training is over; if not, the learner is still there in a while
+            self._restart_at[number] = time.monotonic() + RETURN_SECONDS
             return
         words = self._last_words(number)
         if code in HOPELESS:

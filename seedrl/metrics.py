@@ -37,7 +37,7 @@ class LearningMetrics:
     """Written by the learner thread."""
 
     updates: int = 0
-    trained_steps: int = 0  # transitions trained on
+    trained_steps: int = 0  # rows of train batches, but for the last of each unroll
     skipped_updates: int = 0  # gradients that were not finite
     failed_checkpoints: int = 0
     wait_seconds: float = 0.0  # waiting for unrolls

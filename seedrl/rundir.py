@@ -7,6 +7,7 @@ logs/           what the actors of `seedrl run` print
 summary.json    written at every orderly end
 """
 
+import fcntl
 import json
 import os
 import time
@@ -22,6 +23,9 @@ from seedrl.errors import RunDirectoryError
 
 # A run may be resumed with other values of everything but these.
 PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep")
+
+
+OURS = ("logs", "checkpoints")  # what may be there before config.yaml is
 
 
 class RunDirectory:
@@ -54,6 +58,17 @@ class RunDirectory:
         write_atomically(run.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         return run
 
+    def lock(self) -> None:
+        """Keeps other learners out until `unlock` or the end of the process."""
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunDirectoryError(f"another learner is running in {self.path}; give another run_dir") from error
+
+    def unlock(self) -> None:
+        self._lock.close()
+
     def append_metrics(self, row: dict[str, Any]) -> None:
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -62,7 +77,7 @@ class RunDirectory:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _is_ours(self) -> bool:
-        return {path.name for path in self.path.iterdir()} <= {"logs", "checkpoints"}
+        return all(path.name in OURS or path.name.startswith(".") for path in self.path.iterdir())
 
     def _settings(self) -> dict[str, Any] | None:
         path = self.path / "config.yaml"
@@ -94,7 +109,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}")
     with temporary.open("w") as file:
         file.write(text)
         file.flush()

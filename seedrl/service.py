@@ -11,9 +11,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from seedrl.config import Device, LearnerConfig, check
@@ -28,7 +28,7 @@ from seedrl.rundir import RunDirectory
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Inference
 from seedrl.serving.server import Server
-from seedrl.serving.sessions import Request, SessionTable
+from seedrl.serving.sessions import Request, SessionTable, session_seed
 from seedrl.serving.slots import Slots
 from seedrl.snapshot import Resumable, initial_weights, load_weights
 from seedrl.specs import EnvSpec
@@ -71,14 +71,17 @@ class LearnerService:
         self.config = config
         self.stop = Stop()
         self.run_directory = RunDirectory.prepare(config)
+        self.run_directory.lock()
         self.serving = ServingMetrics()
         self.learning = LearningMetrics()
         self.batcher: Batcher[Request] = Batcher(
             config.serving.max_rows, config.serving.min_rows, config.serving.max_wait
         )
-        self.sessions = SessionTable(config, job_seed=self._job_seed)
-        self.server = Server(config, self.sessions, self.batcher, self.serving, on_failure=self._thread_died)
         self.display = ProgressDisplay(config, console())
+        self.checkpoint = checkpoints.load_newest(self.run_directory.checkpoints, warn=self.display.say)
+        resumed_at = self.checkpoint.state["learning"]["updates"] if self.checkpoint is not None else 0
+        self.sessions = SessionTable(config, job_seed=partial(session_seed, config.seed, resumed_at))
+        self.server = Server(config, self.sessions, self.batcher, self.serving, on_failure=self._thread_died)
         self.threads: list[threading.Thread] = []
         self.seconds_before = 0.0  # of this run, in earlier processes
         self.began = time.monotonic()
@@ -161,13 +164,11 @@ class LearnerService:
 
     def _restore(self) -> None:
         """Takes up the newest checkpoint of the run directory, or the weights of `init_from`."""
-        warn = self.display.say
-        found = checkpoints.load_newest(self.run_directory.checkpoints, warn)
-        if found is not None:
-            self.seconds_before = self.resumable.restore(found)
+        if self.checkpoint is not None:
+            self.seconds_before = self.resumable.restore(self.checkpoint)
             self.display.say(f"learner: resumed at {self.serving.env_steps:,} steps, {self.learning.updates:,} updates")
         elif self.config.init_from:
-            load_weights(self.learner.model, initial_weights(self.config.init_from, warn))
+            load_weights(self.learner.model, initial_weights(self.config.init_from, warn=self.display.say))
             self.display.say(f"learner: initial weights from {self.config.init_from}")
         self.first_version = self.learning.updates
         self.learner.publish()
@@ -203,6 +204,7 @@ class LearnerService:
         self.display.close()
         summary = self._summary()
         self.run_directory.write_summary(summary)
+        self.run_directory.unlock()
         return summary
 
     def _summary(self) -> dict[str, Any]:
@@ -286,10 +288,6 @@ class LearnerService:
             self.learning.failed_checkpoints += 1
             self.display.say(f"learner: no checkpoint could be written ({error}); the one before is intact")
 
-    def _job_seed(self, session_id: int) -> int:
-        """Seeds a session's environments: no two sessions alike, the same again in a run with the same seed."""
-        return int(np.random.SeedSequence([self.config.seed, session_id]).generate_state(1)[0]) >> 2
-
 
 def run_learner(config: LearnerConfig) -> dict[str, Any]:
     """`seedrl learner`: serves until done; SIGINT and SIGTERM end it in order, a second one at once."""
@@ -298,7 +296,9 @@ def run_learner(config: LearnerConfig) -> dict[str, Any]:
     def handle(number: int, _: Any) -> None:
         if service.stop.is_set():
             os._exit(128 + number)
-        service.stop.ask("interrupted", f"Interrupted by {signal.Signals(number).name}")
+        # In a thread: the one interrupted may hold the very locks that this takes.
+        reason = f"Interrupted by {signal.Signals(number).name}"
+        threading.Thread(target=service.stop.ask, args=("interrupted", reason), name="stop").start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)

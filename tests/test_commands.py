@@ -5,7 +5,7 @@ import yaml
 
 from seedrl import __version__
 from seedrl.commands import COMMANDS, main, settings_of
-from tests.integration.processes import Commands, summary_of
+from tests.integration.processes import Commands
 
 HEAVY = ("torch", "grpc", "envpool")
 
@@ -116,11 +116,10 @@ def test_unknown_choice_is_refused_with_those_there_are(commands: Commands) -> N
     assert "cartpole" in err
 
 
-@pytest.mark.parametrize("name", ["run", "learner"])
-def test_settings_that_cannot_work_together_are_refused_before_anything_starts(commands: Commands, name: str) -> None:
-    code, out, err = commands.run(name, "actors.envs=3", "actors.groups=2")
+def test_settings_that_cannot_work_together_are_refused_before_anything_starts(commands: Commands) -> None:
+    code, out, err = commands.run("run", "actors.envs=3", "actors.groups=2")
     assert code == 2
-    assert err == f"seedrl {name}: actors.groups=2 must divide actors.envs=3\n"
+    assert err == "seedrl run: actors.groups=2 must divide actors.envs=3\n"
     assert out == ""
     assert not (commands.directory / "runs").exists()
 
@@ -138,15 +137,3 @@ def test_unknown_command_is_refused_with_those_there_are(commands: Commands) -> 
     assert "'trian'" in err
     for name in COMMANDS:
         assert name in err
-
-
-# Sweeping.
-
-
-def test_multirun_trains_each_combination_in_a_directory_of_its_own(commands: Commands) -> None:
-    settings = ("actors.envs=8", "algorithm.batch_size=4", "algorithm.unroll_length=5", "stop.env_steps=200")
-    code, _, err = commands.run("run", "-m", "seed=5,6", *settings)
-    assert code == 0, err
-    summaries = [summary_of(path.parent) for path in commands.directory.glob("runs/CartPole-v1/*/summary.json")]
-    assert sorted(summary["seed"] for summary in summaries) == [5, 6]
-    assert {summary["status"] for summary in summaries} == {"done"}

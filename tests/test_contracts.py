@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from seedrl.commands import COMMANDS, conf_directory, settings_of
+from seedrl.commands import COMMANDS, conf_directory, register_schemas, settings_of
 from seedrl.config import LearnerConfig, check
 
 ROOT = Path(__file__).parents[1]
@@ -248,8 +247,7 @@ def test_proto_passes_buf_lint() -> None:
 
 def composed(command: str, overrides: Iterable[str] = (), conf: Path = CONF) -> Any:
     """The settings a command would get, as its dataclass."""
-    for name, each in COMMANDS.items():
-        ConfigStore.instance().store(name=f"{name}_schema", node=each.schema)
+    register_schemas()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
         settings = compose(command, overrides=list(overrides))
     return OmegaConf.to_object(settings)

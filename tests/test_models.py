@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from seedrl.config import ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.build import build_model
-from seedrl.models.images import ImageEncoder
+from seedrl.models.images import Centre, ImageEncoder
 from seedrl.models.mlp import MlpEncoder
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput
@@ -53,6 +53,7 @@ def test_model_core_size_is_two_per_lstm_unit(name: str, lstm: int) -> None:
 
 @every_model
 @with_and_without_lstm
+@torch.no_grad()
 def test_model_rows_at_once_equal_row_by_row(name: str, lstm: int) -> None:
     """Training sees the rows of an unroll at once, inference saw them one by one: the same logits and values."""
     model = built(name, lstm)
@@ -71,6 +72,7 @@ def test_model_rows_at_once_equal_row_by_row(name: str, lstm: int) -> None:
 
 @every_model
 @with_and_without_lstm
+@torch.no_grad()
 def test_model_environments_of_a_batch_do_not_mix(name: str, lstm: int) -> None:
     model = built(name, lstm)
     inputs = model_input(SPECS[name], rows=3, batch=3)
@@ -81,6 +83,7 @@ def test_model_environments_of_a_batch_do_not_mix(name: str, lstm: int) -> None:
 
 
 @every_model
+@torch.no_grad()
 def test_model_reset_row_forgets_the_core_state(name: str) -> None:
     model = built(name, LSTM)
     inputs = model_input(SPECS[name], rows=1, batch=2)._replace(reset=torch.tensor([[True, False]]))
@@ -167,15 +170,15 @@ def test_build_model_convolutions_are_channels_last(name: str) -> None:
     assert all(conv.weight.is_contiguous(memory_format=torch.channels_last) for conv in convolutions)
 
 
-@pytest.mark.parametrize("name", ["nature", "impala"])
-def test_model_image_brightness_is_scaled_to_one(name: str) -> None:
-    """White is 1.0 to the first layer, so weights see numbers of their own size."""
-    model = built(name)
-    seen: list[Tensor] = []
-    model.encoder.trunk.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))  # type: ignore[union-attr]
-    inputs = model_input(SPECS[name], rows=1, batch=1)
-    model(inputs._replace(observation=torch.full_like(inputs.observation, 255)), torch.zeros(1, 0))
-    torch.testing.assert_close(seen[0], torch.ones_like(seen[0]))
+def test_model_image_centre_tracks_the_mean_in_training_only() -> None:
+    centre = Centre(make_spec((2, 3, 3), "uint8").observation)
+    dark, bright = (torch.full((4, 2, 3, 3), value, dtype=torch.uint8) for value in (10, 30))
+    centre(dark)
+    centre(bright)
+    with torch.no_grad():
+        centred = centre(torch.full((1, 2, 3, 3), 84, dtype=torch.uint8))
+        assert torch.equal(centred, torch.ones(1, 2, 3, 3))  # (84 - 20) / 64
+    assert int(centre.seen) == 2
 
 
 # Names that cannot be built, and your own classes.

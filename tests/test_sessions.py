@@ -1,8 +1,5 @@
 """Leases of slots, and the rules of a session that no single message shows."""
 
-from types import SimpleNamespace
-from typing import cast
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -11,8 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
-from seedrl.service import LearnerService
-from seedrl.serving.sessions import Session, SessionTable
+from seedrl.serving.sessions import Session, SessionTable, session_seed
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows, encode_step
 from tests.fakes import make_spec
 
@@ -111,13 +107,12 @@ def test_join_job_tells_the_actor_everything() -> None:
     assert (job.session_id, job.num_envs, job.group_size, job.seed) == (session.id, ENVS, 2, 100 + session.id)
 
 
-def test_job_seed_differs_between_sessions_and_repeats_with_run_seed() -> None:
-    def seeds(run_seed: int) -> list[int]:
-        service = cast(LearnerService, SimpleNamespace(config=LearnerConfig(seed=run_seed)))
-        return [LearnerService._job_seed(service, session_id) for session_id in range(1, 200)]
+def test_session_seed_differs_between_sessions_and_repeats_with_run_seed() -> None:
+    def seeds(run_seed: int, resumed_at: int = 0) -> list[int]:
+        return [session_seed(run_seed, resumed_at, session_id) for session_id in range(1, 200)]
 
     assert seeds(1) == seeds(1)
-    assert len({*seeds(1), *seeds(2)}) == 2 * len(seeds(1))
+    assert len({*seeds(1), *seeds(2), *seeds(1, resumed_at=7)}) == 3 * len(seeds(1))
     assert all(0 <= seed < 2**31 for seed in seeds(1))  # envpool takes an int32
 
 

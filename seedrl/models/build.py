@@ -10,32 +10,42 @@ from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic
 from seedrl.models.images import impala_encoder, nature_encoder
 from seedrl.models.mlp import MlpEncoder, TinyEncoder
-from seedrl.specs import EnvSpec
+from seedrl.specs import ArraySpec, EnvSpec
 
 BUILT_IN = ("mlp", "nature", "impala", "tiny")
+SMALLEST_IMAGE = {"nature": 36, "impala": 1}  # pixels each way, for the strides of the network
 
 
 def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:
     """A freshly initialised model for observations as `spec` gives them, frames already stacked."""
     torch.manual_seed(seed)
-    is_image = len(spec.observation.shape) == 3
-    name = config.name if config.name != "auto" else "nature" if is_image else "mlp"
+    name = config.name
+    if name == "auto":
+        name = "nature" if _fits("nature", spec.observation) else "mlp"
     if ":" in name:
         return _own_model(name, config, spec)
+    encoder = _encoder(name, config, spec.observation)
+    return ActorCritic(encoder, int(encoder.size), spec.num_actions, config.lstm)  # type: ignore[arg-type]
+
+
+def _encoder(name: str, config: ModelConfig, observation: ArraySpec) -> nn.Module:
     if name not in BUILT_IN:
         raise ConfigError(f"model.name={name!r} is not one of auto, {', '.join(BUILT_IN)} or your.module:Class")
     if name == "mlp":
-        encoder = MlpEncoder(spec.observation, list(config.hidden))
-        return ActorCritic(encoder, encoder.size, spec.num_actions, config.lstm)
+        return MlpEncoder(observation, list(config.hidden))
     if name == "tiny":
-        tiny = TinyEncoder(spec.observation)
-        return ActorCritic(tiny, tiny.size, spec.num_actions, config.lstm)
-    if not is_image:
+        return TinyEncoder(observation)
+    if not _fits(name, observation):
+        size = SMALLEST_IMAGE[name]
         raise ConfigError(
-            f"model.name={name} needs images [channels, height, width]; observations are {spec.observation}"
+            f"model.name={name} needs images [channels, height, width] of {size}×{size} or more; "
+            f"observations are {observation}; set model.name=mlp"
         )
-    images = nature_encoder(spec.observation) if name == "nature" else impala_encoder(spec.observation)
-    return ActorCritic(images, images.size, spec.num_actions, config.lstm)
+    return nature_encoder(observation) if name == "nature" else impala_encoder(observation)
+
+
+def _fits(name: str, observation: ArraySpec) -> bool:
+    return len(observation.shape) == 3 and min(observation.shape[1:]) >= SMALLEST_IMAGE[name]
 
 
 def _own_model(path: str, config: ModelConfig, spec: EnvSpec) -> nn.Module:

@@ -12,6 +12,7 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, observation: ArraySpec, trunk: nn.Module, size: int) -> None:
         super().__init__()
+        self.centre = Centre(observation)
         self.trunk = trunk
         with torch.no_grad():
             flat = trunk(torch.zeros(1, *observation.shape)).numel()
@@ -20,8 +21,34 @@ class ImageEncoder(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, observation: Tensor) -> Tensor:
-        pixels = observation.to(torch.float32, memory_format=torch.channels_last).mul_(1 / 255)
-        return torch.relu(self.linear(self.trunk(pixels).flatten(1)))
+        return torch.relu(self.linear(self.trunk(self.centre(observation)).flatten(1)))
+
+
+class Centre(nn.Module):
+    """Pixels minus their running mean, in units of a quarter of their range.
+
+    Most of an Atari screen never changes. Without this the few pixels that move (a ball, two paddles) are one percent
+    of what the network sees, and it takes hundreds of thousands of steps to notice them. The mean is learned in
+    training only, and published with the weights.
+    """
+
+    mean: Tensor
+    seen: Tensor
+
+    def __init__(self, observation: ArraySpec) -> None:
+        super().__init__()
+        self.unit = 64 if observation.dtype == "uint8" else 0.25
+        self.register_buffer("mean", torch.zeros(1, *observation.shape))
+        self.register_buffer("seen", torch.zeros(()))  # train batches
+
+    def forward(self, observation: Tensor) -> Tensor:
+        pixels = observation.to(torch.float32, memory_format=torch.channels_last, copy=True)
+        batch_mean = pixels.mean(dim=0, keepdim=True) if torch.is_grad_enabled() else None
+        centred = pixels.sub_(self.mean).mul_(1 / self.unit)
+        if batch_mean is not None:
+            self.seen += 1
+            self.mean.lerp_(batch_mean, (1 / self.seen).clamp(min=0.001))
+        return centred
 
 
 def nature_encoder(observation: ArraySpec) -> ImageEncoder:

@@ -41,6 +41,8 @@ class Session:
             row = int(np.argmax(wrong))
             expected = "RESET" if self.expects_reset[env_id[row]] else "no RESET"
             raise InvalidMessage(f"flags: expected {expected} for environment {env_id[row]}, saw {rows.flags[row]}")
+        if rows.reward[is_reset].any():
+            raise InvalidMessage("reward: expected 0 on RESET rows, saw something else")
         before = np.count_nonzero(self.in_flight)
         self.in_flight[env_id] = True
         if np.count_nonzero(self.in_flight) != before + len(env_id):
@@ -63,6 +65,14 @@ class Request:
     @property
     def rows(self) -> int:
         return len(self.slots)
+
+
+def session_seed(run_seed: int, resumed_at: int, session_id: int) -> int:
+    """Seeds a session's environments: unlike any other session's, also before a resume; the same if a run is repeated.
+
+    `resumed_at` is the number of updates this process began with.
+    """
+    return int(np.random.SeedSequence([run_seed, resumed_at, session_id]).generate_state(1)[0]) >> 2
 
 
 @dataclass(eq=False)

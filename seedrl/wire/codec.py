@@ -26,6 +26,7 @@ ACTION = np.dtype("<i4")
 
 MAX_NAME = 128
 MAX_RANK = 8
+MAX_ACTIONS = 65_536
 
 
 class Rows(NamedTuple):
@@ -100,8 +101,8 @@ def decode_ready(ready: pb.Ready) -> EnvSpec:
         raise InvalidMessage(f"observation.dtype: expected one of {', '.join(DTYPES)}, saw {dtype[:32]!r}")
     if not 1 <= len(shape) <= MAX_RANK or 0 in shape:
         raise InvalidMessage(f"observation.shape: expected 1 to {MAX_RANK} positive sizes, saw {list(shape[:10])}")
-    if ready.num_actions < 2:
-        raise InvalidMessage(f"num_actions: expected at least 2, saw {ready.num_actions}")
+    if not 2 <= ready.num_actions <= MAX_ACTIONS:
+        raise InvalidMessage(f"num_actions: expected 2 to {MAX_ACTIONS}, saw {ready.num_actions}")
     return EnvSpec(ArraySpec(shape, dtype), ready.num_actions)
 
 

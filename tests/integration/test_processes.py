@@ -69,30 +69,25 @@ def finished(shared: Commands, run_dir: Path) -> Ended:
     return Ended(process.wait(), process, summary_of(run_dir))
 
 
-class Crash(NamedTuple):
-    killed: int
-    restarted: int
-    steps_before: int
-    steps_after: int
-
-
 @pytest.fixture(scope="module")
-def crashed_and_terminated(shared: Commands, run_dir: Path, finished: Ended) -> tuple[Crash, Ended]:
-    """The second stage: its actor is killed in mid-training; once another one has taken over, SIGTERM."""
+def deserted_and_terminated(shared: Commands, run_dir: Path, finished: Ended) -> tuple[list[int], Ended]:
+    """The second stage: one actor crashes, the next just leaves; once the third has taken over, SIGTERM."""
     process = resume(shared, run_dir)
-    (killed,) = process.children("envs_server")
-    os.kill(killed, signal.SIGKILL)
-    process.says("restarting it")
-    before = saved_steps(run_dir)
-    (restarted,) = eventually(lambda: process.children("envs_server"))
-    eventually(lambda: saved_steps(run_dir) > before + 500)
-    after = saved_steps(run_dir)
-    return Crash(killed, restarted, before, after), interrupt(process, run_dir, signal.SIGTERM)
+    actors = []
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        (actor,) = process.children("envs_server")
+        actors.append(actor)
+        os.kill(actor, number)
+        eventually(lambda: not process.children("envs_server"))
+        eventually(lambda: process.children("envs_server"))
+        before = saved_steps(run_dir)
+        eventually(lambda before=before: saved_steps(run_dir) > before)
+    return actors, interrupt(process, run_dir, signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
 def damaged_and_interrupted(
-    shared: Commands, run_dir: Path, crashed_and_terminated: tuple[Crash, Ended]
+    shared: Commands, run_dir: Path, deserted_and_terminated: tuple[list[int], Ended]
 ) -> tuple[list[Path], Ended]:
     """The third stage: the newest checkpoint is damaged; once the run has gone on from the one before, SIGINT."""
     checkpoints = checkpoints_of(run_dir)
@@ -121,20 +116,20 @@ def test_run_that_ended_leaves_no_process_and_no_error_behind(finished: Ended, r
     assert "Traceback" not in (run_dir / "logs" / "actor-0.log").read_text()
 
 
-def test_actor_killed_in_mid_training_is_restarted_and_training_goes_on(
-    crashed_and_terminated: tuple[Crash, Ended],
+def test_actors_that_crash_or_leave_in_mid_training_are_replaced_and_training_goes_on(
+    deserted_and_terminated: tuple[list[int], Ended],
 ) -> None:
-    crash, ended = crashed_and_terminated
-    assert crash.restarted != crash.killed
-    assert crash.steps_after > crash.steps_before
-    assert "actor 0 ended with code -9" in ended.process.err
+    actors, ended = deserted_and_terminated
+    assert len(set(actors)) == 2
+    assert ended.process.err.count("actor 0 ended with code -9") == 1
+    assert ended.process.err.count("restarting it") == 1
 
 
-@pytest.mark.parametrize("stage", ["crashed_and_terminated", "damaged_and_interrupted"])
+@pytest.mark.parametrize("stage", ["deserted_and_terminated", "damaged_and_interrupted"])
 def test_run_signalled_in_mid_training_saves_and_ends_with_code_zero(
     request: pytest.FixtureRequest, stage: str
 ) -> None:
-    name = {"crashed_and_terminated": "SIGTERM", "damaged_and_interrupted": "SIGINT"}[stage]
+    name = {"deserted_and_terminated": "SIGTERM", "damaged_and_interrupted": "SIGINT"}[stage]
     _, ended = request.getfixturevalue(stage)
     assert ended.code == 0, ended.process.err
     assert ended.summary["status"] == "interrupted"
@@ -149,9 +144,9 @@ def test_run_that_was_signalled_has_a_checkpoint_of_its_last_step(
     assert saved_steps(run_dir) == damaged_and_interrupted[1].summary["env_steps"]
 
 
-def test_resumed_run_continues_its_counters(finished: Ended, crashed_and_terminated: tuple[Crash, Ended]) -> None:
-    before, after = finished.summary, crashed_and_terminated[1].summary
-    out = crashed_and_terminated[1].process.out
+def test_resumed_run_continues_its_counters(finished: Ended, deserted_and_terminated: tuple[list[int], Ended]) -> None:
+    before, after = finished.summary, deserted_and_terminated[1].summary
+    out = deserted_and_terminated[1].process.out
     assert f"resumed at {before['env_steps']:,} steps, {before['updates']:,} updates" in out
     for name in ("env_steps", "updates", "episodes", "seconds"):
         assert after[name] > before[name]
@@ -239,18 +234,34 @@ def test_actor_told_to_stop_while_it_waits_ends_with_code_zero(commands: Command
     assert actor.wait() == 0
 
 
+def test_run_signalled_while_its_learner_starts_ends_without_a_traceback(commands: Commands) -> None:
+    process = commands.start("run", "run_dir=run")
+    eventually(lambda: process.children("learner") and process.children("envs_server"))
+    process.signal(signal.SIGINT)
+    assert process.wait() in (0, 128 + signal.SIGINT)
+    assert "Traceback" not in process.err
+    assert process.left_behind() == []
+
+
 # Repeating a run.
 
 
 @pytest.fixture(scope="module")
 def lockstep_runs(shared: Commands) -> dict[str, Path]:
-    """Three lock-step runs, two of them with the same seed."""
-    seeds = {"one": 1, "again": 1, "other": 2}
-    settings = ("lockstep=true", "actors.groups=1", "stop.env_steps=1500", *SMALL)
-    started = [shared.start("run", f"run_dir={name}", f"seed={seed}", *settings) for name, seed in seeds.items()]
-    for process in started:
+    """Three lock-step runs: one and other, of two seeds, by a sweep; and one again."""
+    settings = ("lockstep=true", "stop.env_steps=1500", *SMALL)
+    sweep = shared.start("run", "-m", "seed=3,4", *settings)
+    again = shared.start("run", "seed=3", "run_dir=again", *settings)
+    for process in (sweep, again):
         assert process.wait() == 0, process.err
-    return {name: shared.directory / name for name in seeds}
+    swept = {summary_of(path)["seed"]: path for path in shared.directory.glob("runs/CartPole-v1/*")}
+    return {"one": swept[3], "again": shared.directory / "again", "other": swept[4]}
+
+
+def test_multirun_trains_each_combination_in_a_directory_of_its_own(lockstep_runs: dict[str, Path]) -> None:
+    assert len({lockstep_runs["one"], lockstep_runs["other"]}) == 2
+    assert summary_of(lockstep_runs["one"])["status"] == "done"
+    assert summary_of(lockstep_runs["other"])["status"] == "done"
 
 
 def final_tensors(run_dir: Path) -> dict[str, bytes]:
