@@ -203,7 +203,8 @@ class LearnerService:
         self.server.stop(command, self.stop.reason)
         self.display.close()
         summary = self._summary()
-        self.run_directory.write_summary(summary)
+        if self.threads or self.checkpoint is None:  # else nothing happened since the summary that is there
+            self.run_directory.write_summary(summary)
         self.run_directory.unlock()
         return summary
 

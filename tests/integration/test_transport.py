@@ -20,6 +20,7 @@ from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from tests.fakes import make_job, make_spec
 from tests.integration.conftest import StartActor, StartLearner
+from tests.integration.processes import summary_of
 from tests.integration.support import (
     NUM_ACTIONS,
     SPEC,
@@ -504,6 +505,18 @@ def test_shutdown_before_any_actor_came_ends_with_a_summary(start_learner: Start
     summary = learner.stop()
     assert summary["env_steps"] == 0
     assert summary["status"] == "interrupted"
+
+
+def test_resumed_learner_stopped_before_any_actor_came_keeps_the_summary(
+    start_learner: StartLearner, start_actor: StartActor, tmp_path: Path
+) -> None:
+    learner = start_learner()
+    actor = start_actor(learner.address)
+    learner.steps_on()
+    summary = learner.stop()
+    actor.stop()
+    start_learner().stop()
+    assert summary_of(tmp_path / "run") == summary
 
 
 def test_learner_that_is_done_ends_its_actors_with_success(
