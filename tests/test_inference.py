@@ -354,7 +354,7 @@ def test_run_observation_is_uploaded_once_and_trained_on_from_the_store(monkeypa
     assert len(frames) == len(history)
     for array, rows in zip(frames, history, strict=True):
         np.testing.assert_array_equal(array, rows.observation)
-    rig.store._frames.fill_(77)  # training has no other source
+    rig.store._frames.view(torch.uint8).fill_(77)  # training has no other source
     unrolls = rig.store.take(2, timeout=0)
     assert unrolls is not None
     assert unrolls.inputs.observation.unique().tolist() == [77]
