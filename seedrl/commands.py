@@ -4,6 +4,7 @@ Starts without importing torch, grpc or envpool: each command imports what it ne
 """
 
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from seedrl import __version__
-from seedrl.config import ActorConfig, LearnerConfig, RunConfig
+from seedrl.config import ActorConfig, LearnerConfig, RunConfig, check
 from seedrl.errors import ConfigError, SeedrlError
 
 
@@ -28,7 +29,9 @@ def _run(config: RunConfig) -> None:
 
 
 def _learner(config: LearnerConfig) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while torch is imported
+    check(config)  # before torch is imported: that takes seconds
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in our own words
     from seedrl.service import run_learner
 
     run_learner(config)

@@ -104,7 +104,7 @@ class ActorsConfig:
     envs: int = key(32, "environments of each actor")
     groups: int = key(2, "groups of environments in flight per actor, so that stepping overlaps inference")
     threads: int = key(0, "environment threads of each actor started by `seedrl run`; 0 for one per core")
-    max_restarts: int = key(10, "times `seedrl run` restarts crashed actors before it gives up")
+    max_restarts: int = key(10, "times within ten minutes that `seedrl run` restarts crashed actors before it gives up")
 
 
 @dataclass

@@ -1,13 +1,16 @@
 """`seedrl run`: a learner and its actors as child processes of this machine, supervised. Knows nothing of torch."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from seedrl.config import LearnerConfig, check
 from seedrl.errors import ConfigError, Refused, SeedrlError
@@ -15,6 +18,8 @@ from seedrl.rundir import RunDirectory
 
 POLL_SECONDS = 0.1
 GOODBYE_SECONDS = 10.0
+CRASH_SECONDS = 600.0  # crashes longer ago are forgotten
+PR_SET_PDEATHSIG = 1
 RETURN_SECONDS = 5.0  # from an actor's good end to its return, should the learner outlive it
 # Exit codes of an actor that would only fail again in the same way.
 HOPELESS = (ConfigError.exit_code, Refused.exit_code)
@@ -32,10 +37,11 @@ class Supervisor:
         self._learner: subprocess.Popen[bytes] | None = None
         self._actors: dict[int, subprocess.Popen[bytes]] = {}
         self._restart_at: dict[int, float] = {}
-        self._restarts = 0
+        self._crashes: deque[float] = deque()  # when, of late
+        self._signalled = False
 
     def run(self) -> None:
-        """Returns when the learner has ended well; raises or exits with its code otherwise."""
+        """Returns when training is over; exits after a signal, or with the learner's code if it failed."""
         with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
             address = self._config.listen or f"unix:{private}/learner.sock"
             self._forward_signals()
@@ -46,8 +52,8 @@ class Supervisor:
                 code = self._supervise(address)
             finally:
                 self._end_everything()
-        if code:
-            raise SystemExit(code if code > 0 else 128 - code)  # negative: ended by a signal
+        if code or self._signalled:  # the latter ends a multirun, too
+            raise SystemExit(code if code >= 0 else 128 - code)  # negative: ended by a signal
 
     def _supervise(self, address: str) -> int:
         assert self._learner is not None
@@ -70,24 +76,27 @@ class Supervisor:
         words = self._last_words(number)
         if code in HOPELESS:
             raise SeedrlError(f"actor {number} cannot run: {words}")
-        self._restarts += 1
-        if self._restarts > self._config.actors.max_restarts:
+        now = time.monotonic()
+        self._crashes.append(now)
+        while self._crashes[0] < now - CRASH_SECONDS:
+            self._crashes.popleft()
+        if len(self._crashes) > self._config.actors.max_restarts:
             raise SeedrlError(
-                f"actors crashed {self._restarts} times, actors.max_restarts allows no more; last: {words}"
+                f"actors crashed {len(self._crashes)} times within {CRASH_SECONDS / 60:.0f} minutes, "
+                f"actors.max_restarts allows no more; last: {words}"
             )
         print(f"actor {number} ended with code {code} ({words}); restarting it", file=sys.stderr)
-        self._restart_at[number] = time.monotonic() + min(5.0, 0.5 * self._restarts)
+        self._restart_at[number] = now + min(5.0, 0.5 * len(self._crashes))
 
     def _start_learner(self, address: str) -> subprocess.Popen[bytes]:
-        command = [*_python("seedrl"), "learner", *self._overrides, f"run_dir={self._run.path}", f"listen={address}"]
-        return subprocess.Popen(command, start_new_session=True)
+        where = [f"run_dir={_quoted(str(self._run.path))}", f"listen={_quoted(address)}"]
+        return _start("seedrl", "learner", *self._overrides, *where)
 
     def _start_actor(self, number: int, address: str) -> None:
         self._restart_at.pop(number, None)
-        threads = self._config.actors.threads
-        command = [*_python("envs_server"), f"learner={address}", f"name=actor-{number}", f"threads={threads}"]
+        settings = [f"learner={_quoted(address)}", f"name=actor-{number}", f"threads={self._config.actors.threads}"]
         with self._log(number).open("ab") as log:
-            self._actors[number] = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
+            self._actors[number] = _start("envs_server", *settings, stdout=log, stderr=log)
 
     def _log(self, number: int) -> Path:
         return self._run.logs / f"actor-{number}.log"
@@ -97,11 +106,12 @@ class Supervisor:
         return lines[-1] if lines else "it said nothing"
 
     def _forward_signals(self) -> None:
-        """The learner decides what a signal means; a second one ends it at once."""
+        """A signal asks the learner to stop in order; a second one makes it end at once."""
 
         def forward(number: int, _: object) -> None:
+            self._signalled = True
             if self._learner is not None and self._learner.poll() is None:
-                self._learner.send_signal(number)
+                self._learner.terminate()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, forward)
@@ -123,5 +133,19 @@ class Supervisor:
                 process.wait()
 
 
-def _python(module: str) -> list[str]:
-    return [sys.executable, "-m", module]
+def _start(module: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """A child that gets no signals from the terminal, and SIGTERM should this process die."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent, **options)
+
+
+def _end_with_parent() -> None:
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):  # Linux
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _quoted(value: str) -> str:
+    """As Hydra's grammar wants a string that may hold commas, spaces or equal signs."""
+    escaped = value.replace("'", "\\'")
+    return f"'{escaped}'"

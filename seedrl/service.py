@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,7 +104,8 @@ class LearnerService:
         summary = self._shut_down()
         if self.stop.failure is not None:
             raise self.stop.failure
-        self.display.say(closing_words(summary, str(self.run_directory.path)))
+        if self.threads:
+            self.display.say(closing_words(summary, str(self.run_directory.path)))
         return summary
 
     def _wait_for_spaces(self) -> bool:
@@ -196,6 +198,10 @@ class LearnerService:
         self.server.set_ready(False)
         for thread in self.threads:
             thread.join(timeout=30)
+            if thread.is_alive():
+                self.stop.failure = ThreadDied(
+                    f"thread {thread.name} did not stop within 30 s; no checkpoint is written"
+                )
         if self.threads and self.stop.failure is None:
             self._save()
         over = self.stop.status == "done"
@@ -294,12 +300,16 @@ def run_learner(config: LearnerConfig) -> dict[str, Any]:
     """`seedrl learner`: serves until done; SIGINT and SIGTERM end it in order, a second one at once."""
     service = LearnerService(config)
 
+    def interrupt(reason: str) -> None:
+        service.display.say(f"learner: {reason}; stopping in order, once more to end at once")
+        service.stop.ask("interrupted", reason)
+
     def handle(number: int, _: Any) -> None:
         if service.stop.is_set():
             os._exit(128 + number)
         # In a thread: the one interrupted may hold the very locks that this takes.
         reason = f"Interrupted by {signal.Signals(number).name}"
-        threading.Thread(target=service.stop.ask, args=("interrupted", reason), name="stop").start()
+        threading.Thread(target=interrupt, args=(reason,), name="stop").start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
@@ -309,12 +319,21 @@ def run_learner(config: LearnerConfig) -> dict[str, Any]:
 def _check_memory(store: Store, device: torch.device) -> None:
     if device.type != "cpu":
         return  # torch has allocated it, or said why not
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if store.nbytes > free:
+    free = _free_memory()
+    if free is not None and store.nbytes > free:
         raise ConfigError(
             f"the store needs {store.nbytes / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free; "
             "lower serving.max_slots, store.capacity or algorithm.unroll_length"
         )
+
+
+def _free_memory() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _device(wanted: Device) -> torch.device:

@@ -136,7 +136,8 @@ class Server:
     async def Stream(self, _: Any, context: Any) -> None:
         """One session, from Hello to the end of the stream. The name is gRPC's."""
         if self._farewell.done():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the learner is going away")
+            await context.write(self._farewell.result())
+            return
         try:
             await self._session(context)
         except Refused as error:
@@ -154,7 +155,7 @@ class Server:
         outbox = self._outboxes[session.id] = asyncio.Queue()
         writer = self._loop.create_task(_drain(outbox, context), name=f"writer-{session.id}")
         try:
-            outbox.put_nowait(codec.encode_welcome(job))
+            outbox.put_nowait(self._farewell.result() if self._farewell.done() else codec.encode_welcome(job))
             spec = codec.decode_ready(await _receive(context, "ready", READY_SECONDS))
             self._sessions.agree(spec)
             await self._read(context, session, spec)
