@@ -20,9 +20,9 @@ from envs_server.pool import Pool, make_pool
 from seedrl.config import ActorConfig
 from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.v1 import inference_pb2_grpc
 from seedrl.wire import codec
-from seedrl.wire.channel import client_options
+from seedrl.wire.channel import client_options, open_stream
+from seedrl.wire.framing import StepParts
 from seedrl.wire.status import is_worth_retrying
 
 REPORT_SECONDS = 2.0
@@ -113,7 +113,7 @@ class ActorSession:
         """Streams until told to leave or until the stream breaks. Raises what cannot be mended by trying again."""
         watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         try:
-            call = inference_pb2_grpc.InferenceServiceStub(self._channel).Stream(self._outgoing())
+            call = open_stream(self._channel, self._outgoing())
             self._call = call
             watchdog.start()
             return self._follow(call)
@@ -172,7 +172,7 @@ class ActorSession:
         ending = Ending.again if control.command == pb.Control.COMMAND_RESET else Ending.lost
         return ending, f"the learner says: {control.reason}"
 
-    def _outgoing(self) -> Iterator[pb.StreamRequest]:
+    def _outgoing(self) -> Iterator[pb.StreamRequest | StepParts]:
         """What the actor says, in order; runs in gRPC's consumer thread."""
         yield codec.encode_hello(self._name)
         if not self._wait(self._pool_ready):
@@ -187,7 +187,7 @@ class ActorSession:
         finally:
             self._pool.close()
 
-    def _steps(self, pool: Pool) -> Iterator[pb.StreamRequest]:
+    def _steps(self, pool: Pool) -> Iterator[pb.StreamRequest | StepParts]:
         request_id = 0
         reported = time.monotonic()
         while self._wait_for_group():

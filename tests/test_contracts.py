@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.snapshot",
         "seedrl.service",
     },
-    "grpc": {"seedrl.v1", "seedrl.wire.status", "seedrl.serving.server", "envs_server.actor"},
+    "grpc": {"seedrl.v1", "seedrl.wire.channel", "seedrl.wire.status", "seedrl.serving.server", "envs_server.actor"},
     "grpc_health": {"seedrl.serving.server"},
     "grpc_reflection": {"seedrl.serving.server"},
     "google": {"seedrl.v1"},

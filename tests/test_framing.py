@@ -52,7 +52,10 @@ def test_parse_anything_agrees_with_the_generated_code(noise: bytes, step: StepP
                 parse(data)
             continue
         parsed = parse(data)
-        assert (generated(as_bytes(parsed)) if isinstance(parsed, StepParts) else parsed) == expected
+        if isinstance(parsed, StepParts):  # unknown fields mean nothing and are not kept
+            expected = generated(StepParts(*(getattr(expected.step, field) for field in StepParts._fields)))
+            parsed = generated(as_bytes(parsed))
+        assert parsed == expected
 
 
 def test_parse_other_messages_are_left_to_the_generated_code() -> None:

@@ -22,12 +22,11 @@ from seedrl.serving.inference import Answer
 from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.v1 import inference_pb2_grpc
 from seedrl.wire import codec
-from seedrl.wire.channel import server_options
+from seedrl.wire.channel import SERVICE, server_options, stream_handler
+from seedrl.wire.framing import StepParts
 from seedrl.wire.status import code_of
 
-SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 HELLO_SECONDS = 10.0  # from connecting to the first message
 READY_SECONDS = 120.0  # to build a pool
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
@@ -99,7 +98,7 @@ class Server:
 
     async def _serve(self) -> None:
         server = grpc.aio.server(options=server_options(self._config.serving.max_message_mb))
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
+        server.add_generic_rpc_handlers((stream_handler(self._stream),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         for name in ("", SERVICE):
@@ -133,8 +132,8 @@ class Server:
         while self._outboxes and self._loop.time() < deadline:
             await asyncio.sleep(0.02)
 
-    async def Stream(self, _: Any, context: Any) -> None:
-        """One session, from Hello to the end of the stream. The name is gRPC's."""
+    async def _stream(self, _: Any, context: Any) -> None:
+        """One session, from Hello to the end of the stream."""
         if self._farewell.done():
             await context.write(self._farewell.result())
             return
@@ -166,17 +165,16 @@ class Server:
 
     async def _read(self, context: Any, session: Session, spec: EnvSpec) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
-            kind = message.WhichOneof("message")
-            if kind == "step":
-                rows = codec.decode_step(message.step, spec, len(session.slots))
+            if isinstance(message, StepParts):
+                rows = codec.decode_step(message, spec, len(session.slots))
                 session.admit(rows)
-                self._batcher.submit(Request(session, message.step.request_id, rows, session.slots[rows.env_id]))
-            elif kind == "report":
+                self._batcher.submit(Request(session, message.request_id, rows, session.slots[rows.env_id]))
+            elif message.HasField("report"):
                 report = message.report
                 session.steps, session.env_seconds = report.steps, report.env_seconds
                 session.wait_seconds = report.wait_seconds
             else:
-                raise InvalidMessage(f"message: expected step or report, saw {kind}")
+                raise InvalidMessage(f"message: expected step or report, saw {_kind(message)}")
 
     def _deliver(self, answers: list[Answer]) -> None:
         for request, action in answers:
@@ -192,10 +190,16 @@ async def _receive(context: Any, kind: str, seconds: float) -> Any:
         message = await asyncio.wait_for(context.read(), seconds)
     except TimeoutError:
         raise InvalidMessage(f"message: expected {kind} within {seconds:.0f} s, saw nothing") from None
-    seen = None if message is grpc.aio.EOF else message.WhichOneof("message")
+    seen = _kind(message)
     if seen != kind:
         raise InvalidMessage(f"message: expected {kind}, saw {seen}")
     return getattr(message, kind)
+
+
+def _kind(message: Any) -> str | None:
+    if message is grpc.aio.EOF:
+        return None
+    return "step" if isinstance(message, StepParts) else message.WhichOneof("message")
 
 
 async def _drain(outbox: Outbox, context: Any) -> None:

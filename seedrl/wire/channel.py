@@ -1,6 +1,14 @@
-"""gRPC options of both ends, in one place."""
+"""gRPC as both ends use it: options, and the one method with our own (de)serializers."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import grpc
+
+from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire import framing
+
+SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 MIB = 1024 * 1024
 
@@ -44,3 +52,21 @@ def client_options() -> list[tuple[str, Any]]:
         ("grpc.use_local_subchannel_pool", 1),  # a new session starts with no back-off of the last one
         *_KEEPALIVE,
     ]
+
+
+def stream_handler(handle: Callable[[Any, Any], Any]) -> Any:
+    """Serves `handle` as InferenceService.Stream."""
+    method = grpc.stream_stream_rpc_method_handler(
+        handle, request_deserializer=framing.parse, response_serializer=pb.StreamResponse.SerializeToString
+    )
+    return grpc.method_handlers_generic_handler(SERVICE, {"Stream": method})
+
+
+def open_stream(channel: Any, messages: Iterator[pb.StreamRequest | framing.StepParts]) -> Any:
+    """Calls InferenceService.Stream; iterates over what the learner says."""
+    call = channel.stream_stream(
+        f"/{SERVICE}/Stream",
+        request_serializer=framing.serialize,
+        response_deserializer=pb.StreamResponse.FromString,
+    )
+    return call(messages)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from seedrl.errors import InvalidMessage, NotGranted
 from seedrl.specs import DTYPES, ArraySpec, EnvSpec
 from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire.framing import StepParts
 
 PROTOCOL_VERSION = 1
 
@@ -106,21 +107,19 @@ def decode_ready(ready: pb.Ready) -> EnvSpec:
     return EnvSpec(ArraySpec(shape, dtype), ready.num_actions)
 
 
-def encode_step(request_id: int, rows: Rows) -> pb.StreamRequest:
-    return pb.StreamRequest(
-        step=pb.Step(
-            request_id=request_id,
-            env_id=rows.env_id.astype(ENV_ID, copy=False).tobytes(),
-            observation=rows.observation.tobytes(),
-            reward=rows.reward.astype(REWARD, copy=False).tobytes(),
-            flags=rows.flags.tobytes(),
-        )
+def encode_step(request_id: int, rows: Rows) -> StepParts:
+    return StepParts(
+        request_id=request_id,
+        env_id=np.ascontiguousarray(rows.env_id, ENV_ID),
+        observation=np.ascontiguousarray(rows.observation),
+        reward=np.ascontiguousarray(rows.reward, REWARD),
+        flags=np.ascontiguousarray(rows.flags, FLAGS),
     )
 
 
-def decode_step(step: pb.Step, spec: EnvSpec, num_envs: int) -> Rows:
-    """The rows of a Step, as views of its bytes. Raises InvalidMessage or NotGranted naming what is wrong."""
-    env_id, observation, reward, flags = step.env_id, step.observation, step.reward, step.flags  # each read is a copy
+def decode_step(step: StepParts, spec: EnvSpec, num_envs: int) -> Rows:
+    """The rows of a Step, as views of its blobs. Raises InvalidMessage or NotGranted naming what is wrong."""
+    _, env_id, observation, reward, flags = step
     n = len(flags)
     if not 1 <= n <= num_envs:
         raise InvalidMessage(f"flags: expected 1 to {num_envs} rows, saw {n}")
@@ -161,7 +160,7 @@ def encode_report(steps: int, env_seconds: float, wait_seconds: float) -> pb.Str
     return pb.StreamRequest(report=pb.Report(steps=steps, env_seconds=env_seconds, wait_seconds=wait_seconds))
 
 
-def _expect_bytes(field: str, blob: bytes, expected: int, meaning: str) -> None:
+def _expect_bytes(field: str, blob: bytes | memoryview, expected: int, meaning: str) -> None:
     if len(blob) != expected:
         raise InvalidMessage(f"{field}: expected {expected} bytes ({meaning}), saw {len(blob)}")
 

@@ -24,7 +24,7 @@ BLOBS = {_tag(pb.Step, name, BYTES): name for name in ("env_id", "observation", 
 
 
 class StepParts(NamedTuple):
-    """A Step as its blobs: anything with the buffer interface. Has the fields of pb.Step."""
+    """A Step as its blobs: arrays when written, views of the message when read."""
 
     request_id: int
     env_id: Any
@@ -49,8 +49,15 @@ def serialize(message: pb.StreamRequest | StepParts) -> bytes:
 
 
 def parse(data: bytes) -> pb.StreamRequest | StepParts:
-    """A message of the actor. Raises protobuf's DecodeError for bytes that are none."""
-    return _plain_step(data) or pb.StreamRequest.FromString(data)
+    """A message of the actor; a Step always as its parts. Raises protobuf's DecodeError for bytes that are none."""
+    parts = _plain_step(data)
+    if parts is not None:
+        return parts
+    message = pb.StreamRequest.FromString(data)
+    if message.WhichOneof("message") != "step":
+        return message
+    step = message.step
+    return StepParts(step.request_id, step.env_id, step.observation, step.reward, step.flags)
 
 
 def _plain_step(data: bytes) -> StepParts | None:

@@ -25,6 +25,7 @@ from seedrl.v1 import inference_pb2 as pb
 from seedrl.v1 import inference_pb2_grpc
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options
+from seedrl.wire.framing import StepParts, serialize
 from tests.fakes import FakePool, make_spec
 from tests.integration.waiting import DEADLINE, eventually, is_listening
 
@@ -206,8 +207,9 @@ class RawActor:
     def __exit__(self, *_: Any) -> None:
         self.cut()
 
-    def send(self, message: pb.StreamRequest) -> None:
-        self._outgoing.put(message)
+    def send(self, message: pb.StreamRequest | StepParts) -> None:
+        """Goes through the generated code, as a foreign actor's message would."""
+        self._outgoing.put(pb.StreamRequest.FromString(serialize(message)))
 
     def receive(self) -> pb.StreamResponse:
         return next(self._call)
@@ -251,7 +253,7 @@ def make_rows(env_id: Any = (0, 1, 2, 3), spec: EnvSpec = SPEC, flags: int = cod
     )
 
 
-def step_message(request_id: int = 1, **changes: Any) -> pb.StreamRequest:
+def step_message(request_id: int = 1, **changes: Any) -> StepParts:
     """A valid first Step, except for `changes`: fields of Rows."""
     return codec.encode_step(request_id, make_rows()._replace(**changes))
 

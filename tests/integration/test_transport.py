@@ -18,6 +18,7 @@ from seedrl.errors import EnvFailed, InvalidMessage, LearnerLost, Refused, Threa
 from seedrl.service import LearnerService
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
+from seedrl.wire.framing import StepParts
 from tests.fakes import make_job, make_spec
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import summary_of
@@ -226,12 +227,9 @@ def test_ready_with_wrong_spaces_is_refused_by_name(
     busy.steps_on()
 
 
-def rows_with(**changes: Any) -> pb.StreamRequest:
+def rows_with(**changes: bytes) -> StepParts:
     """A valid first Step with some of its bytes replaced."""
-    message = step_message()
-    for name, content in changes.items():
-        setattr(message.step, name, content)
-    return message
+    return step_message()._replace(**changes)
 
 
 def poisoned(value: float) -> Any:
@@ -751,7 +749,8 @@ def next_step(requests: Iterator[pb.StreamRequest]) -> pb.Step:
 
 
 def answer(step: pb.Step) -> pb.StreamResponse:
-    rows = codec.decode_step(step, SPEC, num_envs=8)
+    parts = StepParts(step.request_id, step.env_id, step.observation, step.reward, step.flags)
+    rows = codec.decode_step(parts, SPEC, num_envs=8)
     return codec.encode_act(step.request_id, right_action(rows.observation).astype(np.int32))
 
 
