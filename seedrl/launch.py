@@ -22,7 +22,7 @@ CRASH_SECONDS = 600.0  # crashes longer ago are forgotten
 PR_SET_PDEATHSIG = 1
 RETURN_SECONDS = 5.0  # from an actor's good end to its return, should the learner outlive it
 # Exit codes of an actor that would only fail again in the same way.
-HOPELESS = (ConfigError.exit_code, Refused.exit_code)
+HOPELESS: dict[int, type[SeedrlError]] = {error.exit_code: error for error in (ConfigError, Refused)}
 
 
 class Supervisor:
@@ -75,7 +75,7 @@ class Supervisor:
             return
         words = self._last_words(number)
         if code in HOPELESS:
-            raise SeedrlError(f"actor {number} cannot run: {words}")
+            raise HOPELESS[code](f"actor {number} cannot run: {words}")
         now = time.monotonic()
         self._crashes.append(now)
         while self._crashes[0] < now - CRASH_SECONDS:
