@@ -62,10 +62,8 @@ class Actor:
             if ending is Ending.over:
                 self._say(f"actor {self._name}: {why}")
                 return
-            if session.steps:
-                failures = 0
             if session.answered:
-                seen = time.monotonic()
+                seen, failures = time.monotonic(), 0
             absent = time.monotonic() - seen
             if absent > self._config.patience:
                 raise LearnerLost(f"no learner at {self._config.learner} for {absent:.0f} s; last: {why}")
@@ -97,6 +95,7 @@ class ActorSession:
         self._pending: dict[int, NDArray[np.int32]] = {}  # request id → its environments, at the learner
         self._failure: Exception | None = None  # of the outgoing thread
         self._progress = time.monotonic()
+        self._building = False
         self._stuck = ""  # what the watchdog saw
         self._call: grpc.Call | None = None
         self.answered = False  # at least one Step
@@ -131,10 +130,8 @@ class ActorSession:
 
     def _follow(self, call: Iterator[pb.StreamResponse]) -> tuple[Ending, str]:
         """The main thread of a session: what the learner says, in order."""
-        waiting_since = time.monotonic()
         for response in call:
             self._progress = time.monotonic()
-            self._wait_seconds += self._progress - waiting_since
             kind = response.WhichOneof("message")
             if kind == "act":
                 self._act(response.act)
@@ -142,14 +139,15 @@ class ActorSession:
                 self._start_pool(codec.decode_welcome(response.welcome))
             elif kind == "control":
                 return self._obey(response.control)
-            waiting_since = time.monotonic()
         if self._failure is not None:
             raise self._failure
         return Ending.lost, "the learner closed the stream"
 
     def _start_pool(self, job: codec.Job) -> None:
+        self._building = True  # how long that takes is the learner's to judge
         self._pool = self._make_pool(job, self._config.threads)
         self._progress = time.monotonic()
+        self._building = False
         for _ in range(job.num_envs // job.group_size):
             self._stepping.release()
         self._pool_ready.set()
@@ -190,8 +188,10 @@ class ActorSession:
     def _steps(self, pool: Pool) -> Iterator[pb.StreamRequest | StepParts]:
         request_id = 0
         reported = time.monotonic()
+        now = reported
         while self._wait_for_group():
             began = time.monotonic()
+            self._wait_seconds += began - now
             rows = pool.recv()
             now = time.monotonic()
             self._env_seconds += now - began
@@ -221,7 +221,7 @@ class ActorSession:
         """Cancels a stream without progress: a wedged learner keeps its port open, and gRPC sees nothing wrong."""
         while not self._leaving.wait(timeout=min(1.0, self._config.step_deadline / 4)):
             silent = time.monotonic() - self._progress
-            if silent > self._config.step_deadline:
+            if silent > self._config.step_deadline and not self._building:
                 if self._pool is not None and not self._pending:
                     self._failure = EnvFailed(f"the environments have not answered for {silent:.0f} s")
                 self._stuck = f"the learner has not answered for {silent:.0f} s"
@@ -231,4 +231,6 @@ class ActorSession:
         code, details = error.code(), self._stuck or error.details()
         if is_worth_retrying(code):
             return Ending.lost, f"no stream to {self._config.learner} ({code.name.lower()}: {details})"
+        if self.answered:  # it was welcome until the environments sent something that was not
+            raise EnvFailed(f"the learner refused what the environments sent ({code.name}): {details}") from error
         raise Refused(f"the learner at {self._config.learner} refused this actor ({code.name}): {details}") from error

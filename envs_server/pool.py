@@ -1,7 +1,7 @@
 """Environments reduced to `spec`, `recv` and `send`. Knows nothing of streams.
 
 The only module that knows envpool. A pool steps many environments at once; `recv` returns the next group that is done
-stepping, `send` gives a group its actions. The first group after `reset` and the row after an end carry RESET.
+stepping, `send` gives a group its actions. The first row of an environment and the row after an end carry RESET.
 """
 
 import difflib
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs_server.mock import MOCK, MockPool
-from seedrl.errors import ConfigError, EnvFailed
+from seedrl.errors import ConfigError
 from seedrl.specs import ArraySpec, EnvSpec
 from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
 
@@ -87,7 +87,7 @@ def _make(job: Job, threads: int) -> Any:
             **options,
         )
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        raise EnvFailed(f"envpool cannot make {job.env_id} with {options}: {error}") from error
+        raise ConfigError(f"envpool cannot make {job.env_id} with {options}: {error}") from error
 
 
 def _spec(envs: Any, job: Job) -> EnvSpec:

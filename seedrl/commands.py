@@ -87,8 +87,14 @@ def execute(name: str, arguments: Sequence[str]) -> None:
             print(f"seedrl {name}: {error}", file=sys.stderr)
             raise SystemExit(error.exit_code) from error
 
-    sys.argv = [f"seedrl {name}", *arguments]
+    sys.argv = [f"seedrl {name}", *_neutral_if_own_env(arguments)]
     hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=name)(task)()
+
+
+def _neutral_if_own_env(arguments: Sequence[str]) -> list[str]:
+    """`env.id=X` without `env=` starts from the defaults, not from what was tuned for another environment."""
+    names = {argument.partition("=")[0] for argument in arguments}
+    return ["env=any", *arguments] if "env.id" in names and not {"env", "experiment"} & names else list(arguments)
 
 
 def register_schemas() -> None:

@@ -1,6 +1,6 @@
 """The settings of every command: schema, defaults and meanings. The only defaults there are; YAML holds named choices.
 
-Knows nothing of Hydra; `__main__` composes these and hands them down as plain dataclasses.
+Knows nothing of Hydra; `commands` composes these and hands them down as plain dataclasses.
 """
 
 import copy
@@ -52,7 +52,7 @@ class EnvConfig:
 @dataclass
 class ModelConfig:
     name: str = key("auto", "mlp | nature | impala | tiny | your.module:Class | auto (nature for images, else mlp)")
-    hidden: list[int] = key([64, 64], "layer sizes of mlp")
+    layers: list[int] = key([64, 64], "layer sizes of mlp")
     lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for none")
     options: dict[str, Any] = key({}, "keyword arguments for your own model class")
 
@@ -183,9 +183,17 @@ def check(config: LearnerConfig) -> None:
         f"actors.groups={actors.groups} must divide actors.envs={actors.envs}",
     )
     _require(
-        actors.envs <= serving.max_slots,
-        f"actors.envs={actors.envs} does not fit serving.max_slots={serving.max_slots}",
+        actors.count * actors.envs <= serving.max_slots,
+        f"actors.count={actors.count} × actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}",
     )
+    _require(config.seed >= 0, f"seed={config.seed} must not be negative")
+    _require(config.model.lstm >= 0, f"model.lstm={config.model.lstm} must not be negative")
+    _require(min(config.model.layers, default=1) >= 1, f"model.layers={config.model.layers} must be positive")
+    _require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
+    _require(serving.max_wait >= 0, f"serving.max_wait={serving.max_wait} must not be negative")
+    _require(serving.max_message_mb >= 1, f"serving.max_message_mb={serving.max_message_mb} must be at least 1")
+    _require(actors.count >= 0, f"actors.count={actors.count} must not be negative")
+    _require(config.threads >= 0, f"threads={config.threads} must not be negative")
     _require(
         config.store.capacity == 0 or config.store.capacity >= algorithm.batch_size,
         f"store.capacity={config.store.capacity} could never hold algorithm.batch_size={algorithm.batch_size} unrolls",

@@ -9,6 +9,7 @@
     │   ├── InvalidMessage     malformed
     │   ├── Mismatch           another protocol version or other spaces
     │   ├── NotGranted         an environment outside the session's lease
+    │   ├── TooLate            no message in time
     │   └── NoCapacity         more environments than the learner has slots for
     └── ThreadDied             a part of the learner stopped; so does the learner  exit 7
 
@@ -49,6 +50,10 @@ class Mismatch(Refused):
 
 
 class NotGranted(Refused):
+    pass
+
+
+class TooLate(Refused):
     pass
 
 

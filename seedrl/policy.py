@@ -17,7 +17,7 @@ class Policy:
     """
 
     def __init__(self, model: nn.Module, version: int) -> None:
-        self._replicas = [copy.deepcopy(model).requires_grad_(False) for _ in range(2)]
+        self._replicas = [copy.deepcopy(model).requires_grad_(False).eval() for _ in range(2)]
         self._locks = [threading.Lock(), threading.Lock()]
         self._current = 0
         self._version = version

@@ -11,8 +11,10 @@ from rich.table import Table
 
 from seedrl.config import Display, LearnerConfig
 from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.serving.sessions import SessionTable
 
 PLAIN_SECONDS = 5.0
+TROUBLE = {"dropped_rows": "dropped rows", "skipped_updates": "skipped updates"}  # shown when there is any
 Row = dict[str, Any]
 
 
@@ -24,15 +26,16 @@ class Sampler:
         config: LearnerConfig,
         serving: ServingMetrics,
         learning: LearningMetrics,
-        actors: Callable[[], int],
+        sessions: SessionTable,
+        seconds_before: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._serving = serving
         self._learning = learning
-        self._actors = actors
+        self._sessions = sessions
         self._clock = clock
-        self._began = clock()
+        self._began = clock() - seconds_before
         self._last = self._totals()
 
     def sample(self) -> Row:
@@ -52,7 +55,8 @@ class Sampler:
             "inference_batch": _ratio(change["rows"], change["batches"]),
             "learner_wait_fraction": _ratio(change["wait"], learner_seconds),
             "backpressure_fraction": _ratio(change["backpressure"], change["time"]),
-            "actors": self._actors(),
+            "actors": len(self._sessions.open),
+            "actor_wait_fraction": round(self._sessions.actor_wait_fraction, 4),
             "dropped_rows": sum(self._serving.dropped_rows.values()),
             "skipped_updates": self._learning.skipped_updates,
             **{f"loss/{name}": value for name, value in self._learning.losses.items()},
@@ -73,7 +77,7 @@ class Sampler:
 
 
 class ProgressDisplay:
-    """A live table on a terminal, one plain line every few seconds otherwise. Owned by the main thread."""
+    """A live table on a terminal, one plain line every few seconds otherwise. `say` may be called by any thread."""
 
     def __init__(self, config: LearnerConfig, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -83,11 +87,10 @@ class ProgressDisplay:
         live = config.display is Display.live or (config.display is Display.auto and console.is_terminal)
         self._plain = config.display is Display.plain or (config.display is Display.auto and not live)
         self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
-        if self._live:
-            self._live.start()
 
     def show(self, row: Row) -> None:
         if self._live:
+            self._live.start()  # no more than once
             self._live.update(self._table(row), refresh=True)
         elif self._plain and self._clock() >= self._next_line:
             self._next_line = self._clock() + PLAIN_SECONDS
@@ -126,7 +129,8 @@ class ProgressDisplay:
             ("policy lag", f"{row['policy_lag']:.1f}"),
             ("batch fill", f"{row['inference_batch']:.0f} / {self._config.serving.max_rows} rows"),
             ("learner wait", f"{row['learner_wait_fraction']:.0%}"),
-            ("actors", f"{row['actors']}"),
+            ("actors", f"{row['actors']}, waiting {row['actor_wait_fraction']:.0%}"),
+            *[(words, f"{row[name]:,}") for name, words in TROUBLE.items() if row[name]],
             ("ETA", duration((goal - row["env_steps"]) / rate) if rate > 0 else "–"),
         ]
 

@@ -9,6 +9,7 @@ summary.json    written at every orderly end
 
 import fcntl
 import json
+import math
 import os
 import time
 from dataclasses import fields, is_dataclass
@@ -44,10 +45,9 @@ class RunDirectory:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"{run.path} cannot be made: {error.strerror}; give another run_dir") from error
-        settings = plain(config)
         before = run._settings()
         if before is not None:
-            differing = _differences(before, settings)
+            differing = _differences(before, plain(config))
             if differing:
                 raise RunDirectoryError(
                     f"{run.path} holds a run with other settings: {'; '.join(differing)}. "
@@ -55,23 +55,27 @@ class RunDirectory:
                 )
         elif any(run.path.iterdir()) and not run._is_ours():
             raise RunDirectoryError(f"{run.path} is not empty and no run directory; give another run_dir")
-        write_atomically(run.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         return run
 
-    def lock(self) -> None:
-        """Keeps other learners out until `unlock` or the end of the process."""
+    def claim(self, config: LearnerConfig) -> None:
+        """Keeps other learners out until `release` or the end of the process, and writes down the settings."""
         self._lock = (self.path / ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            self._lock.close()
             raise RunDirectoryError(f"another learner is running in {self.path}; give another run_dir") from error
+        write_atomically(self.path / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
 
-    def unlock(self) -> None:
+    def release(self) -> None:
         self._lock.close()
 
     def append_metrics(self, row: dict[str, Any]) -> None:
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+        }
         with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(finite) + "\n")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")

@@ -6,6 +6,7 @@ learner     trains, publishes, checkpoints        learning/learner.py
 main        shows progress, handles signals       here
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from seedrl.config import Device, LearnerConfig, check
-from seedrl.errors import ConfigError, SeedrlError, ThreadDied
+from seedrl.errors import ConfigError, Mismatch, SeedrlError, ThreadDied
 from seedrl.learning import checkpoint as checkpoints
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics, ServingMetrics
@@ -31,7 +32,7 @@ from seedrl.serving.inference import Inference
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, SessionTable, session_seed
 from seedrl.serving.slots import Slots
-from seedrl.snapshot import Resumable, initial_weights, load_weights
+from seedrl.snapshot import Resumable, initial_weights, load_weights, spec_of
 from seedrl.specs import EnvSpec
 from seedrl.store import Store
 from seedrl.v1 import inference_pb2 as pb
@@ -39,6 +40,7 @@ from seedrl.v1 import inference_pb2 as pb
 POLL_SECONDS = 0.1  # how long a thread waits before it looks whether to stop
 SAMPLE_SECONDS = 0.5
 METRICS_SECONDS = 5.0
+STOP_SECONDS = 8.0  # for the threads to end: less than a supervisor waits
 
 
 class Stop:
@@ -57,6 +59,12 @@ class Stop:
                 self.status, self.reason, self.failure = status, reason, failure
                 self._event.set()
 
+    def fail(self, failure: BaseException) -> None:
+        """Ends as a failure, whatever was asked before."""
+        with self._lock:
+            self.status, self.reason, self.failure = "failed", str(failure), failure
+            self._event.set()
+
     def is_set(self) -> bool:
         return self._event.is_set()
 
@@ -70,9 +78,10 @@ class LearnerService:
     def __init__(self, config: LearnerConfig) -> None:
         check(config)
         self.config = config
+        self.device = _device(config.device)
         self.stop = Stop()
         self.run_directory = RunDirectory.prepare(config)
-        self.run_directory.lock()
+        self.run_directory.claim(config)
         self.serving = ServingMetrics()
         self.learning = LearningMetrics()
         self.batcher: Batcher[Request] = Batcher(
@@ -81,8 +90,13 @@ class LearnerService:
         self.display = ProgressDisplay(config, console())
         self.checkpoint = checkpoints.load_newest(self.run_directory.checkpoints, warn=self.display.say)
         resumed_at = self.checkpoint.state["learning"]["updates"] if self.checkpoint is not None else 0
-        self.sessions = SessionTable(config, job_seed=partial(session_seed, config.seed, resumed_at))
-        self.server = Server(config, self.sessions, self.batcher, self.serving, on_failure=self._thread_died)
+        seeds = partial(session_seed, config.seed, resumed_at)
+        self.sessions = SessionTable(config, job_seed=seeds, check_spec=self._check_memory)
+        if self.checkpoint is not None:
+            self.sessions.agree(spec_of(self.checkpoint))
+        self.server = Server(
+            config, self.sessions, self.batcher, self.serving, on_failure=self._thread_died, say=self.display.say
+        )
         self.threads: list[threading.Thread] = []
         self.seconds_before = 0.0  # of this run, in earlier processes
         self.began = time.monotonic()
@@ -95,20 +109,22 @@ class LearnerService:
             self.display.say(
                 f"learner: serving {self.config.env.id} at {address}; run directory {self.run_directory.path}"
             )
-            if self._wait_for_spaces():
+            if self._wait_for_spaces(address):
                 self._build(self.sessions.spec.result())
-                self._start_threads()
-                self._watch()
+                self._check_whether_done()  # before a resumed run goes on
+                if not self.stop.is_set():
+                    self._start_threads()
+                    self._watch()
         except BaseException as error:
             self.stop.ask("failed", str(error), error)
         summary = self._shut_down()
         if self.stop.failure is not None:
             raise self.stop.failure
-        if self.threads:
+        if self.learning.updates:
             self.display.say(closing_words(summary, str(self.run_directory.path)))
         return summary
 
-    def _wait_for_spaces(self) -> bool:
+    def _wait_for_spaces(self, address: str) -> bool:
         """Waits for the first actor, which tells the spaces; false if asked to stop before."""
         waiting_since = time.monotonic()
         told = False
@@ -116,28 +132,18 @@ class LearnerService:
             if self.stop.wait(POLL_SECONDS):
                 return False
             if not told and time.monotonic() - waiting_since > 5:
-                self.display.say(
-                    f"learner: waiting for actors; start one with: seedrl actor learner={self.config.listen}"
-                )
+                self.display.say(f"learner: waiting for actors; start one with: seedrl actor learner={address}")
                 told = True
         return True
 
     def _build(self, spec: EnvSpec) -> None:
         config = self.config
-        device = _device(config.device)
+        device = self.device
         torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // 2))
         stacked = EnvSpec(spec.observation.stacked(config.env.frame_stack), spec.num_actions)
         model = build_model(config.model, stacked, config.seed).to(device)
         core_size = int(model.core_size)  # type: ignore[arg-type]
-        self.store = Store(
-            spec,
-            slots=config.serving.max_slots,
-            capacity=config.store.capacity or 2 * config.algorithm.batch_size,
-            unroll_length=config.algorithm.unroll_length,
-            frame_stack=config.env.frame_stack,
-            core_size=core_size,
-            device=device,
-        )
+        self.store = Store(spec, **_store_sizes(config, core_size), device=device)
         generator = torch.Generator(device).manual_seed(config.seed)
         policy = Policy(model, version=0)
         self.policy = policy
@@ -155,7 +161,6 @@ class LearnerService:
             answer=self.server.answer,
             stopping=self.stop.is_set,
         )
-        _check_memory(self.store, device)
         self._restore()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.display.say(
@@ -184,24 +189,30 @@ class LearnerService:
         self.server.set_ready(True)
 
     def _watch(self) -> None:
-        sampler = Sampler(self.config, self.serving, self.learning, actors=lambda: len(self.sessions.open))
+        sampler = Sampler(self.config, self.serving, self.learning, self.sessions, self.seconds_before)
         next_row = time.monotonic() + METRICS_SECONDS
         while not self.stop.wait(SAMPLE_SECONDS):
             row = sampler.sample()
             self.display.show(row)
             if time.monotonic() >= next_row:
                 next_row += METRICS_SECONDS
-                self.run_directory.append_metrics({"time": time.time(), **row})
+                self._write_down(row)
+        self._write_down(sampler.sample())
+
+    def _write_down(self, row: dict[str, Any]) -> None:
+        try:
+            self.run_directory.append_metrics({"time": time.time(), **row})
+        except OSError as error:
+            self.display.say(f"learner: metrics could not be written ({error}); training goes on")
 
     def _shut_down(self) -> dict[str, Any]:
         """Threads first, so that nothing moves any more; then the checkpoint; then the actors."""
         self.server.set_ready(False)
+        deadline = time.monotonic() + STOP_SECONDS
         for thread in self.threads:
-            thread.join(timeout=30)
+            thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                self.stop.failure = ThreadDied(
-                    f"thread {thread.name} did not stop within 30 s; no checkpoint is written"
-                )
+                self.stop.fail(ThreadDied(f"thread {thread.name} did not stop within {STOP_SECONDS:.0f} s"))
         if self.threads and self.stop.failure is None:
             self._save()
         over = self.stop.status == "done"
@@ -210,8 +221,9 @@ class LearnerService:
         self.display.close()
         summary = self._summary()
         if self.threads or self.checkpoint is None:  # else nothing happened since the summary that is there
-            self.run_directory.write_summary(summary)
-        self.run_directory.unlock()
+            with contextlib.suppress(OSError):  # a full disk; the words at the end say the same
+                self.run_directory.write_summary(summary)
+        self.run_directory.release()
         return summary
 
     def _summary(self) -> dict[str, Any]:
@@ -237,6 +249,16 @@ class LearnerService:
             "failed_checkpoints": learning.failed_checkpoints,
             "seed": self.config.seed,
         }
+
+    def _check_memory(self, spec: EnvSpec) -> None:
+        """Refuses spaces whose store would not fit; runs in the server thread for the first actor's."""
+        needed = Store.bytes_needed(spec, **_store_sizes(self.config, core_size=2 * self.config.model.lstm))
+        free = _free_bytes(self.device)
+        if free is not None and needed > free:
+            raise Mismatch(
+                f"spaces: the store for {spec} needs {needed / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free; "
+                "lower serving.max_slots, store.capacity or algorithm.unroll_length on the learner"
+            )
 
     # The threads.
 
@@ -300,12 +322,15 @@ def run_learner(config: LearnerConfig) -> dict[str, Any]:
     """`seedrl learner`: serves until done; SIGINT and SIGTERM end it in order, a second one at once."""
     service = LearnerService(config)
 
+    signals: list[int] = []
+
     def interrupt(reason: str) -> None:
-        service.display.say(f"learner: {reason}; stopping in order, once more to end at once")
         service.stop.ask("interrupted", reason)
+        service.display.say(f"learner: {reason}; stopping in order, once more to end at once")
 
     def handle(number: int, _: Any) -> None:
-        if service.stop.is_set():
+        signals.append(number)
+        if len(signals) > 1:
             os._exit(128 + number)
         # In a thread: the one interrupted may hold the very locks that this takes.
         reason = f"Interrupted by {signal.Signals(number).name}"
@@ -316,19 +341,20 @@ def run_learner(config: LearnerConfig) -> dict[str, Any]:
     return service.run()
 
 
-def _check_memory(store: Store, device: torch.device) -> None:
-    if device.type != "cpu":
-        return  # torch has allocated it, or said why not
-    free = _free_memory()
-    if free is not None and store.nbytes > free:
-        raise ConfigError(
-            f"the store needs {store.nbytes / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free; "
-            "lower serving.max_slots, store.capacity or algorithm.unroll_length"
-        )
+def _store_sizes(config: LearnerConfig, core_size: int) -> dict[str, int]:
+    return {
+        "slots": config.serving.max_slots,
+        "capacity": config.store.capacity or 2 * config.algorithm.batch_size,
+        "unroll_length": config.algorithm.unroll_length,
+        "frame_stack": config.env.frame_stack,
+        "core_size": core_size,
+    }
 
 
-def _free_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not say."""
+def _free_bytes(device: torch.device) -> int | None:
+    """What can be allocated on the device; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

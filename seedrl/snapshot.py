@@ -1,7 +1,7 @@
 """What a checkpoint of a run holds and how it is put back. Knows the parts of the learner; not when to save."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from seedrl.learning import checkpoint as files
 from seedrl.learning.checkpoint import Checkpoint
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics, ServingMetrics
-from seedrl.specs import EnvSpec
+from seedrl.specs import ArraySpec, EnvSpec
 
 SERVING_COUNTERS = ("env_steps", "episodes", "batches", "rows", "inference_seconds", "backpressure_seconds")
 SERVING_REASONS = ("dropped_rows", "refused")  # counters by reason
@@ -45,7 +45,7 @@ class Resumable:
             "generator": self.generator.get_state(),
         }
         state = {
-            "spec": str(self.spec),
+            "spec": asdict(self.spec),
             "seconds": seconds,
             "serving": {name: getattr(self.serving, name) for name in SERVING_COUNTERS},
             "reasons": {name: dict(getattr(self.serving, name)) for name in SERVING_REASONS},
@@ -58,8 +58,6 @@ class Resumable:
     def restore(self, checkpoint: Checkpoint) -> float:
         """Puts a snapshot back; returns the seconds the run had taken."""
         state = checkpoint.state
-        if state["spec"] != str(self.spec):
-            raise RunDirectoryError(f"the checkpoint is of {state['spec']}; the actor has {self.spec}")
         load_weights(self.learner.model, checkpoint)
         files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", checkpoint.tensors))
         self.generator.set_state(checkpoint.tensors["generator"])
@@ -72,6 +70,13 @@ class Resumable:
         self.serving.returns.extend(state["returns"])
         self.serving.lengths.extend(state["lengths"])
         return float(state["seconds"])
+
+
+def spec_of(checkpoint: Checkpoint) -> EnvSpec:
+    """The spaces a run was trained on."""
+    spec = checkpoint.state["spec"]
+    observation = spec["observation"]
+    return EnvSpec(ArraySpec(tuple(observation["shape"]), observation["dtype"]), spec["num_actions"])
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -88,6 +88,11 @@ class Store:
         tensors = [self._frames, self._core_state, *self._columns]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
+    @classmethod
+    def bytes_needed(cls, spec: EnvSpec, **sizes: int) -> int:
+        """`nbytes` of a store of these sizes, without making one."""
+        return cls(spec, **sizes, device=torch.device("meta")).nbytes
+
     @property
     def ready(self) -> int:
         """Finished unrolls waiting to be trained on."""

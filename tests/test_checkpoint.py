@@ -109,8 +109,8 @@ def test_checkpoint_prefixes_come_off_again_and_do_not_mix() -> None:
 # A restored model and optimiser go on as if nothing had happened.
 
 NETWORKS = {
-    "mlp": (ModelConfig(name="mlp", hidden=[8]), make_spec()),
-    "lstm": (ModelConfig(name="mlp", hidden=[8], lstm=4), make_spec()),
+    "mlp": (ModelConfig(name="mlp", layers=[8]), make_spec()),
+    "lstm": (ModelConfig(name="mlp", layers=[8], lstm=4), make_spec()),
     "impala": (ModelConfig(name="impala"), make_spec((2, 12, 12), "uint8")),  # weights are channels_last
 }
 OPTIMIZERS = {

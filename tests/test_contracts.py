@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "grpc": {"seedrl.v1", "seedrl.wire.channel", "seedrl.wire.status", "seedrl.serving.server", "envs_server.actor"},
     "grpc_health": {"seedrl.serving.server"},
     "grpc_reflection": {"seedrl.serving.server"},
-    "google": {"seedrl.v1"},
+    "google": {"seedrl.v1", "seedrl.wire.framing"},
     "envpool": {"envs_server.pool"},
     "hydra": {"seedrl.commands"},
     "omegaconf": {"seedrl.commands"},

@@ -27,7 +27,7 @@ with_and_without_lstm = pytest.mark.parametrize("lstm", [0, LSTM])
 
 
 def built(name: str, lstm: int = 0, seed: int = 1) -> nn.Module:
-    return build_model(ModelConfig(name=name, hidden=[16, 16], lstm=lstm), SPECS[name], seed)
+    return build_model(ModelConfig(name=name, layers=[16, 16], lstm=lstm), SPECS[name], seed)
 
 
 def core_of(model: nn.Module, batch: int, seed: int = 5) -> Tensor:
@@ -158,7 +158,7 @@ def test_build_model_auto_takes_nature_for_images_and_mlp_for_the_rest(
 
 
 def test_build_model_mlp_has_the_hidden_layers_of_the_settings() -> None:
-    model = build_model(ModelConfig(name="mlp", hidden=[7, 5]), SPECS["mlp"], seed=1)
+    model = build_model(ModelConfig(name="mlp", layers=[7, 5]), SPECS["mlp"], seed=1)
     shapes = [tuple(parameter.shape) for name, parameter in model.named_parameters() if name.endswith("weight")]
     assert shapes == [(7, 3), (5, 7), (3, 5), (1, 5)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from envs_server import pool as pool_module
 from envs_server.pool import EnvPool
-from seedrl.errors import ConfigError, EnvFailed
+from seedrl.errors import ConfigError
 from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
 from tests.fakes import FakePool, make_job, make_spec
 
@@ -205,7 +205,7 @@ def test_make_keep_that_does_not_fit_is_refused(env_id: str, keep: list[int]) ->
 
 
 def test_make_unknown_option_is_named() -> None:
-    with pytest.raises(EnvFailed, match=r"^envpool cannot make CartPole-v1 with .*'wings': 2.*"):
+    with pytest.raises(ConfigError, match=r"^envpool cannot make CartPole-v1 with .*'wings': 2.*"):
         make_pool(options={"wings": 2})
 
 

@@ -12,6 +12,14 @@ from seedrl.errors import RunDirectoryError
 from seedrl.rundir import RunDirectory, plain
 
 
+def prepared(config: LearnerConfig) -> RunDirectory:
+    """As a learner does it that ends at once."""
+    run = RunDirectory.prepare(config)
+    run.claim(config)
+    run.release()
+    return run
+
+
 def config_for(directory: Path | str) -> LearnerConfig:
     return LearnerConfig(run_dir=str(directory))
 
@@ -23,17 +31,17 @@ def settings_in(directory: Path) -> dict[str, object]:
 
 def test_run_directory_new_is_made_with_its_complete_settings(tmp_path: Path) -> None:
     config = config_for(tmp_path / "a" / "b")
-    run = RunDirectory.prepare(config)
+    run = prepared(config)
     assert run.path == tmp_path / "a" / "b"
     assert settings_in(run.path) == plain(config)
-    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+    assert sorted(path.name for path in run.path.iterdir()) == [".lock", "config.yaml"]
 
 
 def test_run_directory_without_a_name_gets_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also within one second."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("seedrl.rundir.time.strftime", lambda _: "20260102-030405")
-    paths = [RunDirectory.prepare(LearnerConfig()).path for _ in range(3)]
+    paths = [prepared(LearnerConfig()).path for _ in range(3)]
     assert [str(path) for path in paths] == [
         "runs/CartPole-v1/20260102-030405",
         "runs/CartPole-v1/20260102-030405-2",
@@ -42,22 +50,22 @@ def test_run_directory_without_a_name_gets_one_of_its_own(tmp_path: Path, monkey
 
 
 def test_run_directory_existing_empty_directory_is_taken(tmp_path: Path) -> None:
-    RunDirectory.prepare(config_for(tmp_path))
+    prepared(config_for(tmp_path))
     assert (tmp_path / "config.yaml").exists()
 
 
 def test_run_directory_with_logs_but_no_settings_is_taken(tmp_path: Path) -> None:
     """`seedrl run` opens the logs of its actors before the learner has written its settings."""
     (tmp_path / "logs").mkdir()
-    RunDirectory.prepare(config_for(tmp_path))
+    prepared(config_for(tmp_path))
     assert (tmp_path / "config.yaml").exists()
 
 
 def test_run_directory_same_settings_resume_it(tmp_path: Path) -> None:
-    RunDirectory.prepare(config_for(tmp_path))
+    prepared(config_for(tmp_path))
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "metrics.jsonl").touch()
-    assert RunDirectory.prepare(config_for(tmp_path)).checkpoints == tmp_path / "checkpoints"
+    assert prepared(config_for(tmp_path)).checkpoints == tmp_path / "checkpoints"
 
 
 def test_run_directory_settings_survive_yaml(tmp_path: Path) -> None:
@@ -66,9 +74,9 @@ def test_run_directory_settings_survive_yaml(tmp_path: Path) -> None:
     config.algorithm.learning_rate = 1e-5
     config.algorithm.optimizer = Optimizer.rmsprop
     config.env.options = {"episodic_life": True, "list": [1, 2.5, "x"]}
-    config.model.hidden = [3, 4]
-    RunDirectory.prepare(config)
-    RunDirectory.prepare(config)
+    config.model.layers = [3, 4]
+    prepared(config)
+    prepared(config)
 
 
 def other_run_settings(config: LearnerConfig) -> None:
@@ -79,10 +87,10 @@ def other_run_settings(config: LearnerConfig) -> None:
 
 
 def test_run_directory_settings_that_may_change_are_taken_over(tmp_path: Path) -> None:
-    RunDirectory.prepare(config_for(tmp_path))
+    prepared(config_for(tmp_path))
     changed = config_for(tmp_path)
     other_run_settings(changed)
-    RunDirectory.prepare(changed)
+    prepared(changed)
     assert settings_in(tmp_path) == plain(changed)
 
 
@@ -103,7 +111,7 @@ def set_option(config: LearnerConfig) -> None:
 
 
 def set_hidden(config: LearnerConfig) -> None:
-    config.model.hidden = [32]
+    config.model.layers = [32]
 
 
 def set_optimizer(config: LearnerConfig) -> None:
@@ -117,37 +125,37 @@ def set_optimizer(config: LearnerConfig) -> None:
         (set_lockstep, "lockstep was False, is True"),
         (set_env, "env.id was CartPole-v1, is Pong-v5"),
         (set_option, "env.options.episodic_life was None, is True"),
-        (set_hidden, "model.hidden was [64, 64], is [32]"),
+        (set_hidden, "model.layers was [64, 64], is [32]"),
         (set_optimizer, "algorithm.optimizer was adam, is rmsprop"),
     ],
 )
 def test_run_directory_other_settings_are_refused_by_name(
     tmp_path: Path, change: Callable[[LearnerConfig], None], difference: str
 ) -> None:
-    RunDirectory.prepare(config_for(tmp_path))
+    prepared(config_for(tmp_path))
     before = (tmp_path / "config.yaml").read_text()
     changed = config_for(tmp_path)
     change(changed)
     with pytest.raises(RunDirectoryError) as caught:
-        RunDirectory.prepare(changed)
+        prepared(changed)
     assert f"{tmp_path} holds a run with other settings: {difference}. " in str(caught.value)
     assert (tmp_path / "config.yaml").read_text() == before
 
 
 def test_run_directory_several_other_settings_are_all_named(tmp_path: Path) -> None:
-    RunDirectory.prepare(config_for(tmp_path))
+    prepared(config_for(tmp_path))
     changed = config_for(tmp_path)
     set_seed(changed)
     set_hidden(changed)
     other_run_settings(changed)
-    with pytest.raises(RunDirectoryError, match=r"settings: model.hidden was .*; seed was 1, is 2\. Give"):
-        RunDirectory.prepare(changed)
+    with pytest.raises(RunDirectoryError, match=r"settings: model.layers was .*; seed was 1, is 2\. Give"):
+        prepared(changed)
 
 
 def test_run_directory_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunDirectoryError, match="is not empty and no run directory"):
-        RunDirectory.prepare(config_for(tmp_path))
+        prepared(config_for(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -155,7 +163,7 @@ def test_run_directory_of_something_else_is_refused_and_left_alone(tmp_path: Pat
 def test_run_directory_that_is_a_file_is_refused(tmp_path: Path, inside: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match=r"cannot be made: .*; give another run_dir"):
-        RunDirectory.prepare(config_for(tmp_path / "file" / inside))
+        prepared(config_for(tmp_path / "file" / inside))
 
 
 @pytest.mark.parametrize(
@@ -164,22 +172,22 @@ def test_run_directory_that_is_a_file_is_refused(tmp_path: Path, inside: str) ->
 def test_run_directory_settings_that_cannot_be_read_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(content)
     with pytest.raises(RunDirectoryError, match=r"config\.yaml cannot be read"):
-        RunDirectory.prepare(config_for(tmp_path))
+        prepared(config_for(tmp_path))
     assert (tmp_path / "config.yaml").read_bytes() == content
 
 
 def test_run_directory_settings_of_an_older_version_name_what_is_missing(tmp_path: Path) -> None:
     config = config_for(tmp_path)
-    RunDirectory.prepare(config)
+    prepared(config)
     settings = plain(config)
     del settings["algorithm"]["rho_bar"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     with pytest.raises(RunDirectoryError, match=r"algorithm.rho_bar was None, is 1.0"):
-        RunDirectory.prepare(config)
+        prepared(config)
 
 
 def test_run_directory_metrics_are_appended_line_by_line(tmp_path: Path) -> None:
-    run = RunDirectory.prepare(config_for(tmp_path))
+    run = prepared(config_for(tmp_path))
     rows = [{"env_steps": 1, "loss": 0.5}, {"env_steps": 2, "loss": None}]
     for row in rows:
         run.append_metrics(row)
@@ -187,8 +195,26 @@ def test_run_directory_metrics_are_appended_line_by_line(tmp_path: Path) -> None
 
 
 def test_run_directory_summary_is_written_over_the_one_before(tmp_path: Path) -> None:
-    run = RunDirectory.prepare(config_for(tmp_path))
+    run = prepared(config_for(tmp_path))
     run.write_summary({"status": "interrupted", "reason": "a longer text than the next"})
     run.write_summary({"status": "done"})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "done"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "summary.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml", "summary.json"]
+
+
+def test_run_directory_claimed_by_another_learner_is_refused_and_left_alone(tmp_path: Path) -> None:
+    first, second = config_for(tmp_path), config_for(tmp_path)
+    second.stop.env_steps = 7
+    run = RunDirectory.prepare(first)
+    run.claim(first)
+    with pytest.raises(RunDirectoryError, match="another learner is running in"):
+        RunDirectory.prepare(second).claim(second)
+    assert settings_in(tmp_path) == plain(first)
+    run.release()
+    assert settings_in(prepared(second).path) == plain(second)
+
+
+def test_run_directory_metrics_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    run = prepared(config_for(tmp_path))
+    run.append_metrics({"loss": float("nan"), "steps": 3})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"loss": None, "steps": 3}

@@ -32,7 +32,7 @@ def _encoder(name: str, config: ModelConfig, observation: ArraySpec) -> nn.Modul
     if name not in BUILT_IN:
         raise ConfigError(f"model.name={name!r} is not one of auto, {', '.join(BUILT_IN)} or your.module:Class")
     if name == "mlp":
-        return MlpEncoder(observation, list(config.hidden))
+        return MlpEncoder(observation, list(config.layers))
     if name == "tiny":
         return TinyEncoder(observation)
     if not _fits(name, observation):

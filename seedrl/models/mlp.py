@@ -10,9 +10,9 @@ from seedrl.specs import ArraySpec
 
 
 class MlpEncoder(nn.Module):
-    def __init__(self, observation: ArraySpec, hidden: list[int]) -> None:
+    def __init__(self, observation: ArraySpec, sizes: list[int]) -> None:
         super().__init__()
-        sizes = [math.prod(observation.shape), *hidden]
+        sizes = [math.prod(observation.shape), *sizes]
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(sizes):
             layers += [scaled(nn.Linear(inputs, outputs)), nn.Tanh()]

@@ -21,8 +21,7 @@ class Batcher(Generic[Request]):
     """Thread-safe: any number of producers, one consumer.
 
     The consumer asks for a batch when the device is idle. A batch goes as soon as
-      - it is full: `max_rows` rows wait, or
-      - it is worth it: at least `min_rows` rows wait (1: whoever waits, goes), or
+      - at least `min_rows` rows wait (1: whoever waits, goes; `max_rows`: only full batches), or
       - the oldest request has waited `max_wait` seconds.
     So it never depends on how many environments are alive. Requests are taken whole and in order of arrival; one with
     more than `max_rows` rows makes a batch of its own.

@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from seedrl.config import LearnerConfig
-from seedrl.errors import ConfigError, InvalidMessage, Mismatch, Refused
+from seedrl.errors import ConfigError, InvalidMessage, Mismatch, NoCapacity, Refused, TooLate
 from seedrl.metrics import ServingMetrics
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Answer
@@ -29,6 +29,7 @@ from seedrl.wire.status import code_of
 
 HELLO_SECONDS = 10.0  # from connecting to the first message
 READY_SECONDS = 120.0  # to build a pool
+SPARE_RPCS = 64  # calls beyond one per slot: health checks, actors that are refused
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
 
 Outbox = asyncio.Queue[pb.StreamResponse]
@@ -44,12 +45,14 @@ class Server:
         batcher: Batcher[Request],
         metrics: ServingMetrics,
         on_failure: Callable[[BaseException], None],
+        say: Callable[[str], None],
     ) -> None:
         self._config = config
         self._sessions = sessions
         self._batcher = batcher
         self._metrics = metrics
         self._on_failure = on_failure
+        self._say = say
         self._outboxes: dict[int, Outbox] = {}
         self._loop = asyncio.new_event_loop()
         self._health = health.aio.HealthServicer()
@@ -97,7 +100,10 @@ class Server:
             self._loop.create_task(self._health.set(name, value))
 
     async def _serve(self) -> None:
-        server = grpc.aio.server(options=server_options(self._config.serving.max_message_mb))
+        serving = self._config.serving
+        server = grpc.aio.server(
+            options=server_options(serving.max_message_mb), maximum_concurrent_rpcs=serving.max_slots + SPARE_RPCS
+        )
         server.add_generic_rpc_handlers((stream_handler(self._stream),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -141,27 +147,43 @@ class Server:
             await self._session(context)
         except Refused as error:
             self._metrics.refused[type(error).__name__] += 1
+            self._say(f"learner: refused an actor: {error}")
             await context.abort(code_of(error), str(error))
+        except Exception as error:  # ours, and no business of the peer's
+            self._metrics.refused["internal"] += 1
+            self._say(f"learner: a session failed: {error!r}")
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error of the learner")
 
     async def _session(self, context: Any) -> None:
         hello = await _receive(context, "hello", HELLO_SECONDS)
+        if hello is None:
+            return
         if hello.protocol_version != codec.PROTOCOL_VERSION:
             raise Mismatch(
                 f"protocol_version: this learner speaks {codec.PROTOCOL_VERSION}, the actor {hello.protocol_version}; "
                 "install the same seedrl on both"
             )
+        waiting, limit = self._batcher.waiting_rows, self._config.serving.max_slots
+        if waiting >= limit:  # of sessions that have ended, for the most part
+            raise NoCapacity(f"{waiting} rows wait for inference and there are {limit} slots; come back later")
         session, job = self._sessions.join(hello.actor_name[: codec.MAX_NAME])
         outbox = self._outboxes[session.id] = asyncio.Queue()
         writer = self._loop.create_task(_drain(outbox, context), name=f"writer-{session.id}")
         try:
             outbox.put_nowait(self._farewell.result() if self._farewell.done() else codec.encode_welcome(job))
-            spec = codec.decode_ready(await _receive(context, "ready", READY_SECONDS))
+            ready = await _receive(context, "ready", READY_SECONDS)
+            if ready is None:
+                return
+            spec = codec.decode_ready(ready)
             self._sessions.agree(spec)
+            self._say(f"learner: {session.name} joined with {job.num_envs} environments")
             await self._read(context, session, spec)
         finally:
             writer.cancel()
             del self._outboxes[session.id]
             self._sessions.leave(session)
+            if not self._farewell.done():
+                self._say(f"learner: {session.name} left")
 
     async def _read(self, context: Any, session: Session, spec: EnvSpec) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
@@ -177,28 +199,30 @@ class Server:
                 raise InvalidMessage(f"message: expected step or report, saw {_kind(message)}")
 
     def _deliver(self, answers: list[Answer]) -> None:
-        for request, action in answers:
-            request.session.answered(request.content)
-            outbox = self._outboxes.get(request.session.id)
-            if outbox is not None:
-                outbox.put_nowait(codec.encode_act(request.request_id, action))
+        try:
+            for request, action in answers:
+                request.session.answered(request.content)
+                outbox = self._outboxes.get(request.session.id)
+                if outbox is not None:
+                    outbox.put_nowait(codec.encode_act(request.request_id, action))
+        except Exception as error:  # asyncio would only log it, and the actors would wait
+            self._on_failure(error)
 
 
 async def _receive(context: Any, kind: str, seconds: float) -> Any:
-    """The next message, which has to be of this kind and to come in time."""
+    """The next message, which has to be of this kind and to come in time; None if the actor has left."""
     try:
         message = await asyncio.wait_for(context.read(), seconds)
     except TimeoutError:
-        raise InvalidMessage(f"message: expected {kind} within {seconds:.0f} s, saw nothing") from None
-    seen = _kind(message)
-    if seen != kind:
-        raise InvalidMessage(f"message: expected {kind}, saw {seen}")
+        raise TooLate(f"message: expected {kind} within {seconds:.0f} s, saw nothing") from None
+    if message is grpc.aio.EOF:
+        return None
+    if _kind(message) != kind:
+        raise InvalidMessage(f"message: expected {kind}, saw {_kind(message)}")
     return getattr(message, kind)
 
 
-def _kind(message: Any) -> str | None:
-    if message is grpc.aio.EOF:
-        return None
+def _kind(message: pb.StreamRequest | StepParts) -> str | None:
     return "step" if isinstance(message, StepParts) else message.WhichOneof("message")
 
 

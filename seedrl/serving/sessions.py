@@ -81,6 +81,7 @@ class SessionTable:
 
     config: LearnerConfig
     job_seed: Callable[[int], int]  # session id → seed of its environments
+    check_spec: Callable[[EnvSpec], None] = lambda spec: None  # raises Mismatch for spaces that cannot be held
     spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
     open: dict[int, Session] = field(default_factory=dict)
     _opened: int = 0
@@ -112,6 +113,14 @@ class SessionTable:
         self.open[session.id] = session
         return session, self._job(session)
 
+    @property
+    def actor_wait_fraction(self) -> float:
+        """Share of their time that actors wait for actions rather than for environments."""
+        sessions = list(self.open.values())
+        wait = sum(session.wait_seconds for session in sessions)
+        total = wait + sum(session.env_seconds for session in sessions)
+        return wait / total if total else 0.0
+
     def leave(self, session: Session) -> None:
         """Ends a session: rows of it that still wait are dropped when their batch forms."""
         if self.open.pop(session.id, None) is not None:
@@ -128,6 +137,7 @@ class SessionTable:
                 "raise serving.max_message_mb or actors.groups on the learner"
             )
         if not self.spec.done():
+            self.check_spec(spec)
             self.spec.set_result(spec)
         elif self.spec.result() != spec:
             raise Mismatch(f"spaces: this learner trains on {self.spec.result()}; the actor has {spec}")

@@ -8,6 +8,9 @@ code writes, and whatever is not a plain Step is left to the generated code (tes
 
 from typing import Any, NamedTuple
 
+from google.protobuf.message import DecodeError
+
+from seedrl.errors import InvalidMessage
 from seedrl.v1 import inference_pb2 as pb
 
 VARINT, BYTES = 0, 2  # wire types
@@ -49,11 +52,14 @@ def serialize(message: pb.StreamRequest | StepParts) -> bytes:
 
 
 def parse(data: bytes) -> pb.StreamRequest | StepParts:
-    """A message of the actor; a Step always as its parts. Raises protobuf's DecodeError for bytes that are none."""
+    """A message of the actor; a Step always as its parts. Raises InvalidMessage for bytes that are none."""
     parts = _plain_step(data)
     if parts is not None:
         return parts
-    message = pb.StreamRequest.FromString(data)
+    try:
+        message = pb.StreamRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidMessage("message: expected a StreamRequest, saw bytes that are none") from error
     if message.WhichOneof("message") != "step":
         return message
     step = message.step

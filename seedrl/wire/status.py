@@ -2,12 +2,13 @@
 
 import grpc
 
-from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, NotGranted, Refused
+from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, NotGranted, Refused, TooLate
 
 _CODES: dict[type[Refused], grpc.StatusCode] = {
     InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
     Mismatch: grpc.StatusCode.FAILED_PRECONDITION,
     NotGranted: grpc.StatusCode.PERMISSION_DENIED,
+    TooLate: grpc.StatusCode.DEADLINE_EXCEEDED,
     NoCapacity: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
@@ -17,6 +18,8 @@ _WORTH_RETRYING = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.INTERNAL,
 )
 
 
