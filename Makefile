@@ -9,7 +9,7 @@ READY := .venv/.installed
 INSTALL := -m pip install -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-learning lint proto constraints wheel clean
+.PHONY: help train test test-learning lint bench proto constraints wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -27,6 +27,9 @@ lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(READY) ## measure every stage; ARGS="stage=service out=results.json" for one
+	$(BIN)/seedrl bench $(ARGS)
 
 proto: $(READY) ## generate seedrl/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/seedrl/v1/*.proto

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from seedrl import __version__
-from seedrl.config import ActorConfig, LearnerConfig, RunConfig, check
+from seedrl.config import ActorConfig, BenchConfig, LearnerConfig, RunConfig, check
 from seedrl.errors import ConfigError, SeedrlError
 
 
@@ -43,6 +43,16 @@ def _actor(config: ActorConfig) -> None:
     run_actor(config)
 
 
+def _bench(config: BenchConfig) -> None:
+    try:
+        from bench.main import run_bench
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"seedrl bench runs in a checkout, with everything installed: make bench ({error})"
+        ) from error
+    run_bench(config)
+
+
 @dataclass(frozen=True)
 class Command:
     meaning: str
@@ -54,6 +64,7 @@ COMMANDS = {
     "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
     "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
+    "bench": Command("measure each hop of an observation against its floor", BenchConfig, _bench),
 }
 
 
@@ -119,7 +130,7 @@ def help_text(name: str) -> str:
     command = COMMANDS[name]
     lines = [f"seedrl {name} key=value …    {command.meaning}", ""]
     for group in sorted(
-        path for path in conf_directory().iterdir() if path.is_dir() and command.schema is not ActorConfig
+        path for path in conf_directory().iterdir() if path.is_dir() and issubclass(command.schema, LearnerConfig)
     ):
         choices = sorted(path.stem for path in group.glob("*.yaml"))
         if choices:

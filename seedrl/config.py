@@ -159,6 +159,16 @@ class ActorConfig:
     step_deadline: float = key(60.0, "seconds without any progress before the stream is given up")
 
 
+@dataclass
+class BenchConfig:
+    """Settings of `seedrl bench`."""
+
+    stage: str = key("all", "all, or one of pool, batcher, inference, learner, service")
+    seconds: float = key(2.0, "length of one turn of one side")
+    repeats: int = key(5, "turns of each side; ratios are medians over them")
+    out: str = key("", "JSON file to write the results to")
+
+
 def group_size(config: LearnerConfig) -> int:
     """Environments per request. A lock-step run has one group, so that rows always come in the same order."""
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups

@@ -185,6 +185,15 @@ class Store:
             self._changed.notify_all()
         return unrolls
 
+    def discard(self) -> int:
+        """Frees every finished unroll unread; how many those were."""
+        with self._changed:
+            count = len(self._ready)
+            self._free.extend(self._ready)
+            self._ready.clear()
+            self._changed.notify_all()
+        return count
+
     def gather(self, entry: Tensor) -> Unrolls:
         """The unrolls of these entries [B], time-major."""
         entry_tb = entry.expand(self._rows, -1)

@@ -161,7 +161,9 @@ def test_imports_between_modules_have_no_cycle() -> None:
 def test_imports_of_other_packages_only_where_allowed() -> None:
     wrong = []
     for module, path in PACKAGE.items():
-        for package in sorted({name.split(".")[0] for name in imports_of(path)} - {"numpy", "seedrl", "envs_server"}):
+        for package in sorted(
+            {name.split(".")[0] for name in imports_of(path)} - {"numpy", "seedrl", "envs_server", "bench"}
+        ):
             allowed = MAY_IMPORT.get(package, set())
             if package not in sys.stdlib_module_names and not any(belongs_to(module, name) for name in allowed):
                 wrong.append(f"{module} imports {package}")
@@ -202,7 +204,9 @@ def test_pyproject_declares_exactly_what_is_imported() -> None:
     names = [canonicalize_name(requirement.name) for requirement in declared("learner", "actor")]
     imported = {name.split(".")[0] for path in PACKAGE.values() for name in imports_of(path)}
     assert {IMPORT_NAMES.get(name, name) for name in names} == {
-        name for name in imported if name not in sys.stdlib_module_names and name not in ("seedrl", "envs_server")
+        name
+        for name in imported
+        if name not in sys.stdlib_module_names and name not in ("seedrl", "envs_server", "bench")
     }
 
 

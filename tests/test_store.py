@@ -363,3 +363,11 @@ TestRecording = Recording.TestCase
 TestRecording.settings = settings(
     max_examples=40, stateful_step_count=50, deadline=None, phases=[Phase.reuse, Phase.generate, Phase.shrink]
 )
+
+
+def test_discard_frees_finished_unrolls_unread() -> None:
+    store = make_store(slots=1, capacity=2)
+    store.commit(store.reserve(2, timeout=0))
+    assert store.discard() == 2
+    assert store.ready == 0
+    assert len(store.reserve(3, timeout=0)) == 2

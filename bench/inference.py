@@ -1,0 +1,90 @@
+"""Rows per second of the serving path (upload, record, forward, sample, answer) against a bare forward of the model."""
+
+import numpy as np
+import torch
+
+from bench.harness import Ratio, Report, interleave, median, paired, per_cpu, run_for
+from bench.rig import CPU
+from seedrl.config import BenchConfig, ModelConfig
+from seedrl.metrics import ServingMetrics
+from seedrl.models.build import build_model
+from seedrl.policy import Policy
+from seedrl.serving.inference import Inference
+from seedrl.serving.sessions import Request, Session
+from seedrl.serving.slots import Slots
+from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.store import Store
+from seedrl.types import ModelInput
+from seedrl.wire.codec import RESET, Rows
+
+FRAME_STACK = 4
+SPEC = EnvSpec(ArraySpec((1, 84, 84), "uint8"), 6)
+STACKED = EnvSpec(SPEC.observation.stacked(FRAME_STACK), SPEC.num_actions)
+HEADLINE_ROWS = 64
+
+
+def run(config: BenchConfig) -> Report:
+    torch.set_num_threads(1)
+    report = Report("inference")
+    for rows in (8, 16, 32, HEADLINE_ROWS, 128):
+        path = ServingPath(rows)
+        sides = {"serving": path.serve, "bare": path.bare}
+        turns = interleave(
+            {name: lambda work=work: run_for(config.seconds, work) for name, work in sides.items()}, config.repeats
+        )
+        for side, measured in turns.items():
+            report.add({"side": side, "rows": rows, "rows per CPU-second": median(measured, per_cpu)})
+        is_headline = rows == HEADLINE_ROWS
+        report.add_ratio(
+            Ratio(
+                "inference_over_bare" if is_headline else f"inference_over_bare_{rows}_rows",
+                paired(turns, "serving", "bare", per_cpu),
+                bound=0.9 if is_headline else None,
+                at_most=False,
+            )
+        )
+    return report
+
+
+class ServingPath:
+    """One request of `rows` rows again and again, through all of `Inference` or through the model alone."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._model = build_model(ModelConfig(name="nature"), STACKED, seed=1)
+        self._store = Store(
+            SPEC, slots=rows, capacity=4 * rows, unroll_length=20, frame_stack=FRAME_STACK, core_size=0, device=CPU
+        )
+        self._inference = Inference(
+            Policy(self._model, version=0),
+            Slots(rows, FRAME_STACK, 0, CPU),
+            self._store,
+            ServingMetrics(),
+            generator=torch.Generator().manual_seed(1),
+            device=CPU,
+            answer=lambda answers: None,
+            stopping=lambda: False,
+        )
+        slots = np.arange(rows)
+        nobody = np.zeros(rows, np.bool_)
+        session = Session(id=1, name="bench", slots=slots, in_flight=nobody, expects_reset=nobody)
+        frames = np.random.default_rng(1).integers(0, 255, (rows, *SPEC.observation.shape)).astype(np.uint8)
+        first, later = (
+            Rows(slots.astype(np.int32), frames, np.zeros(rows, np.float32), np.full(rows, flags, np.uint8))
+            for flags in (RESET, 0)
+        )
+        self._inference.run([Request(session, 1, first, slots)])
+        self._request = Request(session, 2, later, slots)
+        self._stacks = torch.from_numpy(np.repeat(frames, FRAME_STACK, axis=1)).unsqueeze(0)
+
+    def serve(self) -> int:
+        self._inference.run([self._request])
+        self._store.discard()
+        return self._rows
+
+    @torch.inference_mode()
+    def bare(self) -> int:
+        nothing = torch.zeros(1, self._rows)
+        inputs = ModelInput(self._stacks, nothing, nothing.long(), nothing.bool())
+        self._model(inputs, torch.zeros(self._rows, 0))
+        return self._rows

@@ -1,0 +1,101 @@
+"""Training from a full store (gather, loss, clip, optimiser, publish) against a bare forward and backward."""
+
+import torch
+
+from bench.harness import Ratio, Report, interleave, median, paired, per_cpu, run_for
+from bench.inference import FRAME_STACK, SPEC, STACKED
+from bench.rig import CPU
+from seedrl.config import BenchConfig, LearnerConfig, ModelConfig
+from seedrl.learning.learner import Learner
+from seedrl.metrics import LearningMetrics
+from seedrl.models.build import build_model
+from seedrl.policy import Policy
+from seedrl.store import Store
+from seedrl.types import ModelInput, ModelOutput
+
+
+def run(config: BenchConfig) -> Report:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as in the learner's threads
+    report = Report("learner")
+    for unrolls in (8, 32):
+        full = FullStore(unrolls)
+        sides = {"learner": full.update, "bare": full.bare}
+        turns = interleave(
+            {name: lambda work=work: run_for(config.seconds, work) for name, work in sides.items()}, config.repeats
+        )
+        for side, measured in turns.items():
+            report.add({"side": side, "unrolls": unrolls, "steps per CPU-second": median(measured, per_cpu)})
+        is_headline = unrolls == 32
+        report.add_ratio(
+            Ratio(
+                "learner_over_bare" if is_headline else f"learner_over_bare_{unrolls}_unrolls",
+                paired(turns, "learner", "bare", per_cpu),
+                bound=0.95 if is_headline else None,
+                at_most=False,
+            )
+        )
+    return report
+
+
+class FullStore:
+    """Updates from a store that is always full, or the model alone on one of its train batches."""
+
+    def __init__(self, unrolls: int) -> None:
+        config = LearnerConfig()
+        config.algorithm.batch_size = unrolls
+        self._model = build_model(ModelConfig(name="nature"), STACKED, seed=1)
+        self._store = Store(
+            SPEC,
+            slots=1,
+            capacity=unrolls,
+            unroll_length=config.algorithm.unroll_length,
+            frame_stack=FRAME_STACK,
+            core_size=0,
+            device=CPU,
+        )
+        policy = Policy(self._model, version=0)
+        self._learner = Learner(config, self._model, self._store, policy, LearningMetrics(), env_steps=lambda: 0)
+        self._write_noise(unrolls)
+        self._fill()
+        self._batch = self._store.gather(torch.arange(1, unrolls + 1))
+        self._steps = unrolls * config.algorithm.unroll_length
+
+    def _write_noise(self, unrolls: int) -> None:
+        """Frames, rewards and logits as a run might have them: gradients that vanish have another cost."""
+        entry = torch.arange(1, unrolls + 1)
+        generator = torch.Generator().manual_seed(1)
+        for t in range(self._store.unroll_length + 1):
+            t_b = torch.full_like(entry, t)
+            frames = torch.randint(0, 255, (unrolls, *SPEC.observation.shape), dtype=torch.uint8, generator=generator)
+            nothing = torch.zeros(unrolls)
+            action = torch.randint(0, SPEC.num_actions, (unrolls,), generator=generator)
+            reward = torch.randn(unrolls, generator=generator)
+            logits = 0.1 * torch.randn(unrolls, SPEC.num_actions, generator=generator)
+            self._store.write_frames(entry, t_b, frames)
+            self._store.write_rows(
+                entry,
+                t_b,
+                ModelInput(frames, reward, action, nothing.bool()),
+                ModelOutput(logits, nothing),
+                terminated=nothing.bool(),
+                truncated=nothing.bool(),
+                age=t_b.clamp(max=FRAME_STACK - 1),
+                action=action,
+                policy_version=0,
+            )
+
+    def update(self) -> int:
+        self._learner.update(timeout=1.0)
+        self._learner.publish()
+        self._fill()
+        return self._steps
+
+    def bare(self) -> int:
+        self._model.zero_grad(set_to_none=True)
+        output, _ = self._model(self._batch.inputs, self._batch.core_state)
+        (output.logits.sum() + output.value.sum()).backward()
+        return self._steps
+
+    def _fill(self) -> None:
+        self._store.commit(self._store.reserve(self._store.capacity, timeout=1.0))
