@@ -79,7 +79,7 @@ class Store:
         ]
         self._time = torch.arange(self._rows, device=device)
         self._back = torch.arange(frame_stack - 1, -1, -1, device=device)  # oldest frame first
-        self._free = deque(range(slots, entries))
+        self._free = list(range(slots, entries))
         self._ready: deque[int] = deque()
         self._changed = threading.Condition()
 
@@ -152,7 +152,8 @@ class Store:
         """Up to `count` free entries, at least one, waiting for the learner if there is none; empty at the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._free, timeout)
-            return [self._free.popleft() for _ in range(min(count, len(self._free)))]
+            # The newest first: what was read last is still in the caches.
+            return [self._free.pop() for _ in range(min(count, len(self._free)))]
 
     def roll(self, finished: Tensor, fresh: Tensor) -> None:
         """Makes row T of finished entries row 0 of fresh ones, with the frames its stack reaches back to."""

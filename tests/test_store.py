@@ -133,8 +133,8 @@ def test_take_copies_out_what_later_writes_do_not_touch() -> None:
 
 def test_reserve_gives_what_there_is_and_empty_when_full() -> None:
     store = make_store(slots=2, capacity=3)
-    assert store.reserve(2, timeout=0) == [2, 3]  # 0 and 1 belong to the slots
-    assert store.reserve(2, timeout=0) == [4]
+    assert store.reserve(2, timeout=0) == [4, 3]  # 0 and 1 belong to the slots
+    assert store.reserve(2, timeout=0) == [2]
     assert store.reserve(2, timeout=0) == []
 
 

@@ -1,7 +1,7 @@
 """HOW a batch runs: upload once, forward, sample, answer, record. Knows nothing of gRPC or of training.
 
-An observation is uploaded here and goes straight into the store; the policy reads it back from there, stacked by index,
-exactly as training will.
+An observation is uploaded here and goes straight into the store; if frames are stacked, the policy reads them back from
+there by index, exactly as training will.
 """
 
 import time
@@ -69,9 +69,12 @@ class Inference:
         entry, t, age = (self._upload(index) for index in position)
         slots = self._upload(batch.slots)
 
-        self._store.write_frames(entry, t, self._upload(batch.observation))
+        observation = self._upload(batch.observation)
+        self._store.write_frames(entry, t, observation)
+        if self._store.frame_stack > 1:
+            observation = self._store.stacks(entry, t, age)
         core_state = self._slots.core_state.index_select(0, slots)
-        inputs = self._inputs(batch, slots, self._store.stacks(entry, t, age))
+        inputs = self._inputs(batch, slots, observation)
         output, next_core_state, version = self._forward(inputs, core_state)
         action = sample(output.logits, self._generator)
         self._answer(_split(requests, action.to(torch.int32).cpu().numpy()))
