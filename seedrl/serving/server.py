@@ -164,7 +164,7 @@ class Server:
                 "install the same seedrl on both"
             )
         waiting, limit = self._batcher.waiting_rows, self._config.serving.max_slots
-        if waiting >= limit:  # of sessions that have ended, for the most part
+        if waiting > limit:  # so some are of sessions that have ended
             raise NoCapacity(f"{waiting} rows wait for inference and there are {limit} slots; come back later")
         session, job = self._sessions.join(hello.actor_name[: codec.MAX_NAME])
         outbox = self._outboxes[session.id] = asyncio.Queue()
