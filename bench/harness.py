@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-TICKS = os.sysconf("SC_CLK_TCK")
+CPUCLOCK_SCHED = 2  # as clock_getcpuclockid(3) makes the clock of a process from its id
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +140,8 @@ def run_for(seconds: float, work: Callable[[], int]) -> Turn:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """User and system time of these processes so far."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / TICKS
+    """User and system time of these processes so far, to the nanosecond: /proc counts ticks, which sample badly."""
+    return sum(time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED) for pid in pids)
 
 
 def rss_bytes(pid: int) -> int:
