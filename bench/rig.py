@@ -37,14 +37,15 @@ class NullModel(nn.Module):
 
     def __init__(self, num_actions: int, seconds: float = 0.0) -> None:
         super().__init__()
-        self._num_actions = num_actions
+        self._logits = torch.zeros(1, 1, num_actions)
+        self._value = torch.zeros(1, 1)
         self._seconds = seconds
 
     def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
         if self._seconds:
             time.sleep(self._seconds)
         rows = inputs.reward.shape
-        return ModelOutput(torch.zeros(*rows, self._num_actions), torch.zeros(rows)), core_state
+        return ModelOutput(self._logits.expand(*rows, -1), self._value.expand(rows)), core_state
 
 
 class ServingRig:

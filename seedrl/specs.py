@@ -1,7 +1,7 @@
 """What an environment's observations and actions look like. Knows nothing of torch, envpool or the wire."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,9 +16,10 @@ class ArraySpec:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+    nbytes: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", math.prod(self.shape) * np.dtype(self.dtype).itemsize)
 
     def stacked(self, frames: int) -> "ArraySpec":
         """`frames` of these, oldest first, joined along the first axis."""

@@ -81,6 +81,7 @@ class Store:
         self._word = _widest_word(spec.observation.nbytes)
         words = spec.observation.nbytes // self._word.itemsize
         self._frames = torch.empty(entries * self._frame_rows, words, dtype=self._word, device=device)
+        self._frame_bytes = self._frames.view(torch.uint8).numpy() if device.type == "cpu" else None
         self._logits = torch.zeros(rows, spec.num_actions, device=device)
         self._value = torch.zeros(rows, device=device)
         self._core_state = torch.zeros(entries, core_size, device=device)
@@ -121,23 +122,22 @@ class Store:
         `age` counts rows since the episode began, at most frame_stack-1: an older frame than the first of the
         episode is the first of the episode, as envpool's own stack_num has it.
         """
-        row = entry * self._rows + t
-        frame = entry * self._frame_rows + t + (self.frame_stack - 1)
-        if self.frame_stack == 1:
-            row_on_device, frame_on_device = upload(np.stack((row, frame)), self._device)
-            return Place(row, row_on_device, frame_on_device, frame_on_device)
-        stack = frame[:, np.newaxis] - np.minimum(self._back, age[:, np.newaxis])
-        index = upload(np.concatenate((row, frame, stack.reshape(-1))), self._device)
-        n = len(row)
-        return Place(row, index[:n], index[n : 2 * n], index[2 * n :])
+        n = len(entry)
+        index = np.empty((2 + self.frame_stack) * n, np.int64)
+        row, frame, stack = index[:n], index[n : 2 * n], index[2 * n :].reshape(n, -1)
+        np.add(entry * self._rows, t, out=row)
+        np.add(entry * self._frame_rows + (self.frame_stack - 1), t, out=frame)
+        np.subtract(frame[:, np.newaxis], np.minimum(self._back, age[:, np.newaxis]), out=stack)
+        on_device = upload(index, self._device)
+        return Place(row, on_device[:n], on_device[n : 2 * n], on_device[2 * n :])
 
     # Written by inference, one row of each of N entries at a time.
 
     def write_frames(self, frame: Tensor, observation: NDArray[Any]) -> None:
         """Observations [n, ...] at these indices [n], straight from where they arrived."""
-        if self._device.type == "cpu":  # by numpy, which moves whole rows, from any address
+        if self._frame_bytes is not None:  # by numpy, which moves whole rows, from any address
             rows = np.ascontiguousarray(observation).reshape(len(observation), -1)
-            self._frames.view(torch.uint8).numpy()[frame.numpy()] = rows.view(np.uint8)
+            self._frame_bytes[frame.numpy()] = rows.view(np.uint8)
         else:
             frames = upload(np.ascontiguousarray(observation), self._device)
             self._frames.index_copy_(0, frame, frames.view(len(frames), -1).view(self._word))

@@ -85,12 +85,12 @@ class Inference:
 
         record = Record(batch.reward, batch.flags, position.age, last_action, action, version)
         self._store.write_rows(place, record, output)
-        if (first := np.flatnonzero(position.t == 0)).size:
+        if core_state.shape[1] and (first := (position.t == 0).nonzero()[0]).size:
             self._store.begin(position.entry[first], core_state[upload(first, self._device)])
         self._slots.advance(batch.slots, action, next_core_state)
         self._count(batch, len(resets))
         self._metrics.inference_seconds += time.monotonic() - began
-        self._finish_unrolls(np.flatnonzero(position.t == self._store.unroll_length), batch.slots, core_state)
+        self._finish_unrolls((position.t == self._store.unroll_length).nonzero()[0], batch.slots, core_state)
 
     def _drop_dead(self, requests: list[Request]) -> list[Request]:
         """Rows whose session ended while they waited are dropped."""
@@ -110,6 +110,8 @@ class Inference:
         for request in requests:
             self._store.write_frames(place.frame[at : at + request.rows], request.content.observation)
             at += request.rows
+        if len(requests) == 1 and self._store.frame_stack == 1:
+            return upload(requests[0].content.observation, self._device)  # what would be read back
         return self._store.stacks(place)
 
     def _forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor, int]:

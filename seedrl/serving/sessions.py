@@ -26,6 +26,7 @@ class Session:
     name: str
     slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
     expects: NDArray[np.uint8]  # [num_envs]  of its next row: RESET or 0; IN_FLIGHT: none before its action
+    in_flight: int = 0  # rows that wait for their actions
     alive: bool = True
     steps: int = 0
     env_seconds: float = 0.0
@@ -38,13 +39,14 @@ class Session:
             raise self._complaint(rows)
         if expected.any() and rows.reward[expected == RESET].any():
             raise InvalidMessage("reward: expected 0 on RESET rows, saw something else")
-        before = np.count_nonzero(self.expects == IN_FLIGHT)
         self.expects[rows.env_id] = IN_FLIGHT
-        if np.count_nonzero(self.expects == IN_FLIGHT) != before + len(rows.env_id):
+        self.in_flight += len(rows.env_id)
+        if np.count_nonzero(self.expects == IN_FLIGHT) != self.in_flight:
             raise InvalidMessage("env_id: expected each environment once, saw one twice")
 
     def answered(self, rows: Rows) -> None:
         self.expects[rows.env_id] = EXPECTED_AFTER[rows.flags]
+        self.in_flight -= len(rows.env_id)
 
     def _complaint(self, rows: Rows) -> InvalidMessage:
         expected = self.expects[rows.env_id]

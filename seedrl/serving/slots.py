@@ -85,9 +85,10 @@ class Slots:
 
     def count_episodes(self, slots: Indices, reward: NDArray[np.float32], flags: NDArray[np.uint8]) -> FinishedEpisodes:
         """Adds the rewards to the running episodes; returns those that end here."""
-        reset = slots[(flags & RESET) != 0]
-        self._episode_return[reset] = 0.0
-        self._episode_length[reset] = -1  # the reset row itself is no step
+        if flags.any():
+            reset = slots[(flags & RESET) != 0]
+            self._episode_return[reset] = 0.0
+            self._episode_length[reset] = -1  # the reset row itself is no step
         self._episode_return[slots] += reward
         self._episode_length[slots] += 1
         ended = slots[(flags & ENDED) != 0]

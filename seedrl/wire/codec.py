@@ -123,9 +123,13 @@ def decode_step(step: StepParts, spec: EnvSpec, num_envs: int) -> Rows:
     n = len(flags)
     if not 1 <= n <= num_envs:
         raise InvalidMessage(f"flags: expected 1 to {num_envs} rows, saw {n}")
-    _expect_bytes("env_id", env_id, n * ENV_ID.itemsize, f"{n} rows of int32")
-    _expect_bytes("reward", reward, n * REWARD.itemsize, f"{n} rows of float32")
-    _expect_bytes("observation", observation, n * spec.observation.nbytes, f"{n} rows of {spec.observation}")
+    for field, blob, size, row in (
+        ("env_id", env_id, ENV_ID.itemsize, "int32"),
+        ("observation", observation, spec.observation.nbytes, spec.observation),
+        ("reward", reward, REWARD.itemsize, "float32"),
+    ):
+        if len(blob) != n * size:
+            raise InvalidMessage(f"{field}: expected {n * size} bytes ({n} rows of {row}), saw {len(blob)}")
     rows = Rows(
         env_id=np.frombuffer(env_id, ENV_ID),
         observation=np.frombuffer(observation, spec.observation.dtype).reshape(n, *spec.observation.shape),
@@ -148,8 +152,12 @@ def encode_act(request_id: int, action: NDArray[np.int64]) -> pb.StreamResponse:
 
 
 def decode_act(act: pb.Act, rows: int) -> NDArray[np.int32]:
-    _expect_bytes("action", act.action, rows * ACTION.itemsize, f"{rows} rows of int32")
-    return np.frombuffer(act.action, ACTION)
+    action = act.action
+    if len(action) != rows * ACTION.itemsize:
+        raise InvalidMessage(
+            f"action: expected {rows * ACTION.itemsize} bytes ({rows} rows of int32), saw {len(action)}"
+        )
+    return np.frombuffer(action, ACTION)
 
 
 def encode_control(command: pb.Control.Command, reason: str) -> pb.StreamResponse:
@@ -158,11 +166,6 @@ def encode_control(command: pb.Control.Command, reason: str) -> pb.StreamRespons
 
 def encode_report(steps: int, env_seconds: float, wait_seconds: float) -> pb.StreamRequest:
     return pb.StreamRequest(report=pb.Report(steps=steps, env_seconds=env_seconds, wait_seconds=wait_seconds))
-
-
-def _expect_bytes(field: str, blob: bytes | memoryview, expected: int, meaning: str) -> None:
-    if len(blob) != expected:
-        raise InvalidMessage(f"{field}: expected {expected} bytes ({meaning}), saw {len(blob)}")
 
 
 def _expect_finite(field: str, values: NDArray[Any]) -> None:
