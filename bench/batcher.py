@@ -1,12 +1,11 @@
 """Requests per second through the batcher, and how long they wait in it, without torch or gRPC."""
 
-import threading
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
-from bench.harness import Report, Turn, interleave, median
+from bench.harness import Report, Turn, interleave, median, run_for
 from seedrl.config import BenchConfig
 from seedrl.serving.batcher import Batcher
 
@@ -35,28 +34,17 @@ def run(config: BenchConfig) -> Report:
 
 
 def pump(seconds: float, producers: int, waits: list[float]) -> Turn:
-    """Each producer has two requests in flight, as an actor with two groups has."""
+    """Each producer has two requests in flight, as an actor with two groups has, and sends the next when answered."""
     batcher: Batcher[Waiting] = Batcher(max_rows=256, min_rows=1, max_wait=0.005)
-    credit = threading.Semaphore(2 * producers)
-    stopping = threading.Event()
+    for _ in range(2 * producers):
+        batcher.submit(Waiting(64, time.perf_counter()))
 
-    def produce() -> None:
-        while not stopping.is_set():
-            if credit.acquire(timeout=0.05):
-                batcher.submit(Waiting(64, time.perf_counter()))
-
-    threads = [threading.Thread(target=produce) for _ in range(producers)]
-    for thread in threads:
-        thread.start()
-    count, began, cpu = 0, time.perf_counter(), time.process_time()
-    while time.perf_counter() - began < seconds:
-        batch = batcher.take(timeout=0.1)
+    def serve() -> int:
+        batch = batcher.take()
         now = time.perf_counter()
         waits.extend(now - request.since for request in batch)
-        count += len(batch)
-        credit.release(len(batch)) if batch else None
-    turn = Turn(count, time.perf_counter() - began, time.process_time() - cpu)
-    stopping.set()
-    for thread in threads:
-        thread.join()
-    return turn
+        for _ in batch:
+            batcher.submit(Waiting(64, time.perf_counter()))
+        return len(batch)
+
+    return run_for(seconds, serve)

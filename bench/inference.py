@@ -63,7 +63,6 @@ class ServingPath:
             generator=torch.Generator().manual_seed(1),
             device=CPU,
             answer=lambda answers: None,
-            stopping=lambda: False,
         )
         slots = np.arange(rows)
         session = Session(id=1, name="bench", slots=slots, expects=np.zeros(rows, np.uint8))
@@ -78,6 +77,7 @@ class ServingPath:
 
     def serve(self) -> int:
         self._inference.run([self._request])
+        self._inference.finish_unrolls()
         self._store.discard()
         return self._rows
 

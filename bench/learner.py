@@ -90,4 +90,4 @@ class FullStore:
         return self._steps
 
     def _fill(self) -> None:
-        self._store.commit(self._store.reserve(self._store.capacity, timeout=1.0))
+        self._store.commit(self._store.reserve(self._store.capacity).tolist())

@@ -17,6 +17,7 @@ from seedrl.config import LearnerConfig
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.serving.batcher import Batcher
+from seedrl.serving.batches import Batches
 from seedrl.serving.inference import Inference
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, SessionTable
@@ -63,18 +64,16 @@ class ServingRig:
         self._server = Server(
             config, self._sessions, self._batcher, self.metrics, on_failure=self._fail, say=lambda text: None
         )
-        self._threads = [threading.Thread(target=self._guard, args=(loop,)) for loop in (self._infer, self._drain)]
+        self._builder = threading.Thread(target=self._guard, args=(self._build_and_drain,), name="drain")
 
     def __enter__(self) -> "ServingRig":
         self._server.start()
-        for thread in self._threads:
-            thread.start()
+        self._builder.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        for thread in self._threads:
-            thread.join()
+        self._builder.join()
         self._server.stop(pb.Control.COMMAND_END, "measured")
         if self._failure is not None:
             raise self._failure
@@ -94,17 +93,21 @@ class ServingRig:
         """Actors that have sent a request."""
         return sum(not (session.expects == RESET).all() for session in self._sessions.open.values())
 
-    @property
-    def _store(self) -> Store | None:
-        return self.__dict__.get("store")
-
-    def _infer(self) -> None:
-        torch.set_num_threads(1)
+    def _build_and_drain(self) -> None:
         while not self._sessions.spec.done():
             if self._stopping.wait(0.01):
                 return
-        spec, config = self._sessions.spec.result(), self.config
-        self.store = Store(
+        torch.set_num_threads(1)
+        store, batches = self._build(self._sessions.spec.result())
+        serving = self._server.run(batches.run())
+        while not self._stopping.wait(0.005):
+            store.discard()  # what a learner would train on is freed unread
+        batches.stop()
+        serving.result(timeout=10)
+
+    def _build(self, spec: EnvSpec) -> tuple[Store, Batches]:
+        config = self.config
+        store = Store(
             spec,
             slots=config.serving.max_slots,
             capacity=config.store.capacity or 4 * config.serving.max_rows,
@@ -117,22 +120,15 @@ class ServingRig:
         inference = Inference(
             Policy(self._make_model(stacked), version=0),
             Slots(config.serving.max_slots, config.env.frame_stack, 0, CPU),
-            self.store,
+            store,
             self.metrics,
             generator=torch.Generator().manual_seed(1),
             device=CPU,
             answer=self._server.answer,
-            stopping=self._stopping.is_set,
         )
-        while not self._stopping.is_set():
-            if requests := self._batcher.take(0.1):
-                inference.run(requests)
-
-    def _drain(self) -> None:
-        """What a learner would train on is freed at once."""
-        while not self._stopping.wait(0.002):
-            if self._store is not None:
-                self._store.discard()
+        batches = Batches(self._batcher, inference, self.metrics)
+        store.on_free = batches.wake
+        return store, batches
 
 
 @contextmanager

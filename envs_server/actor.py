@@ -4,13 +4,16 @@ A session has two threads. gRPC's own consumer thread runs `_outgoing`: it waits
 The main thread waits for the learner and sends actions to the pool. Groups of environments circulate between the two.
 """
 
+import contextlib
 import os
 import random
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
+from typing import Any
 
 import grpc
 import numpy as np
@@ -23,6 +26,7 @@ from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options, open_stream
 from seedrl.wire.framing import StepParts
+from seedrl.wire.memory import Offer, SharedBuffers, open_buffers, this_host
 from seedrl.wire.status import is_worth_retrying
 
 REPORT_SECONDS = 2.0
@@ -92,7 +96,9 @@ class ActorSession:
         self._pool_ready = threading.Event()
         self._leaving = threading.Event()
         self._stepping = threading.Semaphore(0)  # groups the pool is stepping
-        self._pending: dict[int, NDArray[np.int32]] = {}  # request id → its environments, at the learner
+        self._pending: dict[int, tuple[NDArray[np.int32], int]] = {}  # request id → environments and buffer
+        self._memory: SharedBuffers | None = None
+        self._free_buffers: deque[int] = deque()
         self._failure: Exception | None = None  # of the outgoing thread
         self._progress = time.monotonic()
         self._building = False
@@ -137,6 +143,8 @@ class ActorSession:
                 self._act(response.act)
             elif kind == "welcome":
                 self._start_pool(codec.decode_welcome(response.welcome))
+            elif kind == "memory":
+                self._share(codec.decode_memory(response.memory))
             elif kind == "control":
                 return self._obey(response.control)
         if self._failure is not None:
@@ -153,9 +161,11 @@ class ActorSession:
         self._pool_ready.set()
 
     def _act(self, act: pb.Act) -> None:
-        env_id = self._pending.pop(act.request_id, None)
+        env_id, buffer = self._pending.pop(act.request_id, (None, 0))
         if env_id is None or self._pool is None:
             raise InvalidMessage(f"request_id: expected one in flight, saw {act.request_id}")
+        if buffer:
+            self._free_buffers.append(buffer)
         action = codec.decode_act(act, len(env_id))
         try:
             self._pool.send(action, env_id)
@@ -163,6 +173,13 @@ class ActorSession:
             raise EnvFailed(f"the environment raised: {error!r}") from error
         self.answered = True
         self._stepping.release()
+
+    def _share(self, offer: Offer) -> None:
+        """From now on observations go into the learner's memory; if it cannot be reached, they go on in messages."""
+        with contextlib.suppress(OSError):
+            memory = open_buffers(offer)
+            self._free_buffers.extend(range(1, memory.count + 1))
+            self._memory = memory
 
     def _obey(self, control: pb.Control) -> tuple[Ending, str]:
         if control.command == pb.Control.COMMAND_END:
@@ -172,7 +189,7 @@ class ActorSession:
 
     def _outgoing(self) -> Iterator[pb.StreamRequest | StepParts]:
         """What the actor says, in order; runs in gRPC's consumer thread."""
-        yield codec.encode_hello(self._name)
+        yield codec.encode_hello(self._name, this_host())
         if not self._wait(self._pool_ready):
             return
         assert self._pool is not None
@@ -196,13 +213,24 @@ class ActorSession:
             now = time.monotonic()
             self._env_seconds += now - began
             request_id += 1
-            self._pending[request_id] = rows.env_id
+            buffer = self._put_into_memory(rows.observation)
+            self._pending[request_id] = rows.env_id, buffer
             self.steps += len(rows.env_id)
             self._progress = now
-            yield codec.encode_step(request_id, rows)
+            yield codec.encode_step(request_id, rows, buffer)
             if now - reported > REPORT_SECONDS:
                 reported = now
                 yield codec.encode_report(self.steps, self._env_seconds, self._wait_seconds)
+
+    def _put_into_memory(self, observation: NDArray[Any]) -> int:
+        """The shared buffer that the observations are in now; 0 if there is none for them."""
+        memory = self._memory
+        if memory is None or not self._free_buffers or observation.nbytes > memory.buffer_bytes:
+            return 0
+        buffer = self._free_buffers.popleft()
+        target = np.frombuffer(memory.bytes(buffer, observation.nbytes), observation.dtype)
+        np.copyto(target.reshape(observation.shape), observation)
+        return buffer
 
     def _wait_for_group(self) -> bool:
         """Waits until the pool is stepping a group; false when the session ends instead."""

@@ -91,6 +91,7 @@ class ServingConfig:
     min_rows: int = key(1, "rows worth waking an idle device for; fewer wait up to max_wait")
     max_wait: float = key(0.005, "seconds the oldest row waits for min_rows")
     max_message_mb: int = key(64, "largest message accepted, MiB")
+    shared_memory: bool = key(True, "actors of this user on this machine put large observations into shared memory")
 
 
 @dataclass

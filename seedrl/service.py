@@ -1,7 +1,6 @@
 """The learner process: builds its parts, names its threads, shuts them down in order.
 
-server      reads streams, writes answers         serving/server.py
-inference   runs batches, records steps           serving/inference.py
+server      reads streams, runs batches, answers  serving/server.py, batches.py, inference.py
 learner     trains, publishes, checkpoints        learning/learner.py
 main        shows progress, handles signals       here
 """
@@ -11,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -28,6 +27,7 @@ from seedrl.policy import Policy
 from seedrl.progress import ProgressDisplay, Sampler, closing_words, console
 from seedrl.rundir import RunDirectory
 from seedrl.serving.batcher import Batcher
+from seedrl.serving.batches import Batches
 from seedrl.serving.inference import Inference
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, SessionTable, session_seed
@@ -97,7 +97,8 @@ class LearnerService:
         self.server = Server(
             config, self.sessions, self.batcher, self.serving, on_failure=self._thread_died, say=self.display.say
         )
-        self.threads: list[threading.Thread] = []
+        self.learner_thread = threading.Thread(target=self._run_learner, name="learner", daemon=True)
+        self.batches_done: Future[None] | None = None
         self.seconds_before = 0.0  # of this run, in earlier processes
         self.began = time.monotonic()
         self.saved = time.monotonic()
@@ -151,7 +152,7 @@ class LearnerService:
             config, model, self.store, policy, self.learning, env_steps=lambda: self.serving.env_steps
         )
         self.resumable = Resumable(self.learner, generator, self.serving, self.learning, spec)
-        self.inference = Inference(
+        inference = Inference(
             policy,
             Slots(config.serving.max_slots, config.env.frame_stack, core_size, device),
             self.store,
@@ -159,8 +160,11 @@ class LearnerService:
             generator=generator,
             device=device,
             answer=self.server.answer,
-            stopping=self.stop.is_set,
         )
+        self.batches = Batches(
+            self.batcher, inference, self.serving, may_go_on=self._is_in_step if config.lockstep else lambda: True
+        )
+        self.store.on_free = self.batches.wake
         self._restore()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.display.say(
@@ -182,10 +186,8 @@ class LearnerService:
 
     def _start_threads(self) -> None:
         self.began = self.saved = time.monotonic()
-        for name, loop in (("inference", self._infer), ("learner", self._learn)):
-            thread = threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
-            thread.start()
-            self.threads.append(thread)
+        self.learner_thread.start()
+        self.batches_done = self.server.run(self._serve_batches())
         self.server.set_ready(True)
 
     def _watch(self) -> None:
@@ -208,23 +210,34 @@ class LearnerService:
     def _shut_down(self) -> dict[str, Any]:
         """Threads first, so that nothing moves any more; then the checkpoint; then the actors."""
         self.server.set_ready(False)
-        deadline = time.monotonic() + STOP_SECONDS
-        for thread in self.threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                self.stop.fail(ThreadDied(f"thread {thread.name} did not stop within {STOP_SECONDS:.0f} s"))
-        if self.threads and self.stop.failure is None:
+        was_running = self.batches_done is not None
+        if was_running:
+            self._join_threads()
+        if was_running and self.stop.failure is None:
             self._save()
         over = self.stop.status == "done"
         command = pb.Control.COMMAND_END if over else pb.Control.COMMAND_DRAIN
         self.server.stop(command, self.stop.reason)
         self.display.close()
         summary = self._summary()
-        if self.threads or self.checkpoint is None:  # else nothing happened since the summary that is there
+        if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
             with contextlib.suppress(OSError):  # a full disk; the words at the end say the same
                 self.run_directory.write_summary(summary)
         self.run_directory.release()
         return summary
+
+    def _join_threads(self) -> None:
+        """Serving pauses and the learner ends, each in time."""
+        self.batches.stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        self.learner_thread.join(STOP_SECONDS)
+        if self.learner_thread.is_alive():
+            self.stop.fail(ThreadDied(f"thread learner did not stop within {STOP_SECONDS:.0f} s"))
+        try:
+            assert self.batches_done is not None
+            self.batches_done.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            self.stop.fail(ThreadDied(f"thread server did not stop within {STOP_SECONDS:.0f} s"))
 
     def _summary(self) -> dict[str, Any]:
         serving, learning = self.serving, self.learning
@@ -262,11 +275,11 @@ class LearnerService:
 
     # The threads.
 
-    def _guard(self, loop: Callable[[], None]) -> None:
-        """Runs in each thread: a thread that dies takes the process with it."""
+    def _run_learner(self) -> None:
+        """A thread that dies takes the process with it."""
         torch.set_flush_denormal(True)  # of this thread: vanishing gradients would cost a tenth of an update
         try:
-            loop()
+            self._learn()
         except BaseException as error:
             self._thread_died(error)
 
@@ -276,19 +289,15 @@ class LearnerService:
         failure.__cause__ = error if failure is not error else None
         self.stop.ask("failed", str(failure), failure)
 
-    def _infer(self) -> None:
-        while not self.stop.is_set():
-            requests = self.batcher.take(POLL_SECONDS)
-            if requests:
-                self.inference.run(requests)
-            if self.config.lockstep:
-                self._wait_for_updates()
+    async def _serve_batches(self) -> None:
+        """Runs in the server thread."""
+        torch.set_flush_denormal(True)  # of this thread, as in the learner's
+        await self.batches.run()
 
-    def _wait_for_updates(self) -> None:
+    def _is_in_step(self) -> bool:
         """Lock-step: no further step before every update that the finished unrolls allow."""
         due = self.first_version + self.store.completed // self.config.algorithm.batch_size
-        while not self.policy.wait_for(due, POLL_SECONDS) and not self.stop.is_set():
-            pass
+        return self.policy.version >= due
 
     def _learn(self) -> None:
         while not self.stop.is_set():
@@ -297,6 +306,7 @@ class LearnerService:
                 if time.monotonic() - self.saved > self.config.checkpoint.seconds:
                     self._save()
                 self.learner.publish()
+                self.batches.wake()
 
     def _check_whether_done(self) -> None:
         stop, serving = self.config.stop, self.serving

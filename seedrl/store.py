@@ -16,7 +16,7 @@ row, and no kernel for them at every step.
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,7 +69,8 @@ class Store:
         self.unroll_length = unroll_length
         self.frame_stack = frame_stack
         self.capacity = capacity
-        self.completed = 0  # unrolls committed so far; written by the inference thread
+        self.completed = 0  # unrolls committed so far; written by inference
+        self.on_free: Callable[[], None] = lambda: None  # called, by whoever took or discarded, when entries are free
         self._rows = unroll_length + 1
         self._frame_rows = frame_stack - 1 + self._rows
         self._observation_shape = spec.observation.stacked(frame_stack).shape
@@ -159,12 +160,11 @@ class Store:
         if core_state.shape[1]:
             self._core_state.index_copy_(0, upload(entry, self._device), core_state)
 
-    def reserve(self, count: int, timeout: float) -> list[int]:
-        """Up to `count` free entries, at least one, waiting for the learner if there is none; empty at the timeout."""
+    def reserve(self, count: int) -> Indices:
+        """Up to `count` free entries."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free, timeout)
             # The newest first: what was read last is still in the caches.
-            return [self._free.pop() for _ in range(min(count, len(self._free)))]
+            return np.array([self._free.pop() for _ in range(min(count, len(self._free)))], np.int64)
 
     def roll(self, finished: Indices, fresh: Indices) -> None:
         """Makes row T of finished entries row 0 of fresh ones, with the frames its stack reaches back to."""
@@ -187,7 +187,7 @@ class Store:
         with self._changed:
             self._ready.extend(entries)
             self.completed += len(entries)
-            self._changed.notify_all()
+            self._changed.notify()
 
     # Read by the learner.
 
@@ -200,7 +200,7 @@ class Store:
         unrolls = self.gather(np.array(entries, np.int64))
         with self._changed:
             self._free.extend(entries)
-            self._changed.notify_all()
+        self.on_free()
         return unrolls
 
     def discard(self) -> int:
@@ -209,7 +209,7 @@ class Store:
             count = len(self._ready)
             self._free.extend(self._ready)
             self._ready.clear()
-            self._changed.notify_all()
+        self.on_free()
         return count
 
     def gather(self, entry: Indices) -> Unrolls:

@@ -58,9 +58,8 @@ def record(
     """Commits `unrolls` of random rows, answered by `model` one at a time, through the calls inference makes."""
     inputs = model_input(spec, store.unroll_length + 1, unrolls, seed=seed)
     inputs = inputs._replace(reward=reward(inputs.reward))
-    entries = store.reserve(unrolls, timeout=0)
-    assert len(entries) == unrolls, "the store is too small for this test"
-    entry = np.array(entries)
+    entry = store.reserve(unrolls)
+    assert len(entry) == unrolls, "the store is too small for this test"
     core_state = torch.randn(unrolls, int(model.core_size), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
     store.begin(entry, core_state)
     ends = torch.cat([inputs.reset[1:], torch.zeros(1, unrolls, dtype=torch.bool)])
@@ -81,7 +80,7 @@ def record(
             policy_version=policy_version,
         )
         store.write_rows(place, known, ModelOutput(*(tensor[0] for tensor in output)))
-    store.commit(entries)
+    store.commit(entry.tolist())
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The serving half without gRPC: policy, slots, store and inference, driven by hand and in one thread."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,6 @@ class Rig:
         unroll_length: int = 4,
         frame_stack: int = 1,
         seed: int = 0,
-        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.model = model if model is not None else make_model(stacked(spec, frame_stack))
         core_size = int(self.model.core_size)
@@ -85,7 +84,6 @@ class Rig:
             generator=torch.Generator().manual_seed(seed),
             device=CPU,
             answer=self.answers.extend,
-            stopping=stopping,
         )
         self._sessions = 0
         self._requests = 0
@@ -108,6 +106,7 @@ class Rig:
     def run(self, *requests: Request) -> list[NDArray[np.int64]]:
         self.answers.clear()
         self.inference.run(list(requests))
+        assert self.inference.finish_unrolls(), "the store is too small for this test"
         return [action for _, action in self.answers]
 
     def play(self, session: Session, pool: Pool, steps: int) -> list[Rows]:

@@ -1,6 +1,5 @@
 """Invariant 5: a batch goes when it is full, worth it or old enough, and never waits for the absent."""
 
-import threading
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -30,7 +29,7 @@ def make_batcher(max_rows: int = 8, min_rows: int = 4, max_wait: float = MAX_WAI
 
 def drain(batcher: Batcher[Rows]) -> list[list[Rows]]:
     batches = []
-    while batch := batcher.take(timeout=0):
+    while batch := batcher.take():
         batches.append(batch)
     return batches
 
@@ -38,7 +37,7 @@ def drain(batcher: Batcher[Rows]) -> list[list[Rows]]:
 def test_take_nothing_waiting_returns_empty() -> None:
     batcher, clock = make_batcher()
     clock.advance(10 * MAX_WAIT)
-    assert batcher.take(timeout=0) == []
+    assert batcher.take() == []
 
 
 def test_take_full_goes_at_once_and_leaves_the_rest() -> None:
@@ -46,23 +45,23 @@ def test_take_full_goes_at_once_and_leaves_the_rest() -> None:
     requests = [Rows(2, number) for number in range(3)]
     for request in requests:
         batcher.submit(request)
-    assert batcher.take(timeout=0) == requests[:2]
-    assert batcher.take(timeout=0) == []  # two rows wait, four are worth it
+    assert batcher.take() == requests[:2]
+    assert batcher.take() == []  # two rows wait, four are worth it
     assert batcher.waiting_rows == 2
 
 
 def test_take_min_rows_reached_goes_at_once() -> None:
     batcher, _ = make_batcher(max_rows=100, min_rows=3)
     batcher.submit(Rows(2))
-    assert batcher.take(timeout=0) == []
+    assert batcher.take() == []
     batcher.submit(Rows(1))
-    assert batcher.take(timeout=0) == [Rows(2), Rows(1)]
+    assert batcher.take() == [Rows(2), Rows(1)]
 
 
 def test_take_min_rows_of_one_goes_with_whoever_waits() -> None:
     batcher, _ = make_batcher(min_rows=1, max_wait=FOREVER)
     batcher.submit(Rows(1))
-    assert batcher.take(timeout=0) == [Rows(1)]
+    assert batcher.take() == [Rows(1)]
 
 
 def test_take_oldest_waited_max_wait_goes_with_everyone() -> None:
@@ -70,24 +69,24 @@ def test_take_oldest_waited_max_wait_goes_with_everyone() -> None:
     batcher.submit(Rows(1))
     clock.advance(MAX_WAIT * 0.75)
     batcher.submit(Rows(1))  # the newest does not start the wait again
-    assert batcher.take(timeout=0) == []
+    assert batcher.take() == []
     clock.advance(MAX_WAIT * 0.25)
-    assert batcher.take(timeout=0) == [Rows(1), Rows(1)]
+    assert batcher.take() == [Rows(1), Rows(1)]
 
 
 def test_take_request_left_behind_keeps_its_age() -> None:
     batcher, clock = make_batcher(max_rows=4, min_rows=4)
     for rows in (3, 2):
         batcher.submit(Rows(rows))
-    assert batcher.take(timeout=0) == [Rows(3)]
+    assert batcher.take() == [Rows(3)]
     clock.advance(MAX_WAIT)
-    assert batcher.take(timeout=0) == [Rows(2)]
+    assert batcher.take() == [Rows(2)]
 
 
 def test_take_min_rows_above_max_rows_goes_when_full() -> None:
     batcher, _ = make_batcher(max_rows=2, min_rows=50, max_wait=FOREVER)
     batcher.submit(Rows(2))
-    assert batcher.take(timeout=0) == [Rows(2)]
+    assert batcher.take() == [Rows(2)]
 
 
 def test_take_oversize_request_goes_alone() -> None:
@@ -142,7 +141,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        batch = self.batcher.take(timeout=0)
+        batch = self.batcher.take()
         assert batch == [request for _, request in self.waiting[: len(batch)]]
         assert bool(batch) == self.is_due()
         assert len(batch) <= 1 or sum(request.rows for request in batch) <= self.MAX_ROWS
@@ -168,78 +167,27 @@ TestInterleavings = Interleavings.TestCase
 TestInterleavings.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
-class Consumer:
-    """A thread in `take`. Its clock tells each time it is about to wait: the batcher's lock is held until it does."""
-
-    def __init__(self, min_rows: int) -> None:
-        self._looks = threading.Semaphore(0)
-        self.batcher: Batcher[Rows] = Batcher(8, min_rows, FOREVER, self._clock)
-        self.batch: list[Rows] = []
-        self.thread = threading.Thread(target=self._take, daemon=True)
-        self.thread.start()
-        self.await_look()  # the deadline is set
-
-    def await_look(self) -> None:
-        assert self._looks.acquire(timeout=10)
-
-    def _clock(self) -> float:
-        if threading.current_thread() is self.thread:
-            self._looks.release()
-        return 100.0
-
-    def _take(self) -> None:
-        self.batch = self.batcher.take(timeout=FOREVER)
-
-
-def test_submit_consumer_waiting_wakes_it() -> None:
-    consumer = Consumer(min_rows=1)
-    consumer.await_look()
-    consumer.batcher.submit(Rows(1))
-    consumer.thread.join(timeout=10)
-    assert consumer.batch == [Rows(1)]
-
-
-def test_submit_min_rows_reached_by_later_request_wakes_consumer() -> None:
-    consumer = Consumer(min_rows=3)
-    consumer.await_look()
-    consumer.batcher.submit(Rows(1, 0))
-    consumer.await_look()  # woken by the first request, it waits again, until that is max_wait old
-    consumer.batcher.submit(Rows(1, 1))
-    consumer.batcher.submit(Rows(1, 2))
-    consumer.thread.join(timeout=10)
-    assert consumer.batch == [Rows(1, 0), Rows(1, 1), Rows(1, 2)]
-
-
-def test_take_real_clock_absent_company_goes_after_max_wait() -> None:
-    batcher: Batcher[Rows] = Batcher(max_rows=8, min_rows=8, max_wait=0.001)
+def test_due_in_counts_down_from_the_oldest_request() -> None:
+    batcher, clock = make_batcher(min_rows=4)
+    assert batcher.due_in() is None
     batcher.submit(Rows(1))
-    assert batcher.take(timeout=60) == [Rows(1)]
-
-
-def test_take_real_clock_nothing_due_returns_empty_at_timeout() -> None:
-    batcher: Batcher[Rows] = Batcher(max_rows=8, min_rows=8, max_wait=FOREVER)
+    clock.advance(MAX_WAIT * 0.75)
     batcher.submit(Rows(1))
-    assert batcher.take(timeout=0.001) == []
-    assert batcher.waiting_rows == 1
+    assert batcher.due_in() == MAX_WAIT * 0.25
+    clock.advance(MAX_WAIT)
+    assert batcher.due_in() == 0
 
 
-def test_submit_many_producers_loses_and_doubles_nothing() -> None:
-    batcher: Batcher[Rows] = Batcher(max_rows=16, min_rows=4, max_wait=0.001)
-    producers, each = 4, 200
+def test_due_in_is_zero_once_it_is_worth_it() -> None:
+    batcher, _ = make_batcher(min_rows=4)
+    batcher.submit(Rows(4))
+    assert batcher.due_in() == 0
 
-    def produce(first: int) -> None:
-        for number in range(first, first + each):
-            batcher.submit(Rows(1, number))
 
-    threads = [threading.Thread(target=produce, args=(index * each,)) for index in range(producers)]
-    for thread in threads:
-        thread.start()
-    taken: list[int] = []
-    while len(taken) < producers * each and (batch := batcher.take(timeout=10)):
-        taken += [request.number for request in batch]
-    for thread in threads:
-        thread.join()
-    assert sorted(taken) == list(range(producers * each))
-    for index in range(producers):  # each producer's requests in its own order
-        own = [number for number in taken if number // each == index]
-        assert own == sorted(own)
+def test_submit_tells_whoever_runs_batches() -> None:
+    batcher, _ = make_batcher()
+    told = []
+    batcher.on_submit = lambda: told.append(batcher.waiting_rows)
+    batcher.submit(Rows(3))
+    batcher.submit(Rows(2))
+    assert told == [3, 5]

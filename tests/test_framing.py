@@ -18,6 +18,7 @@ steps = st.builds(
     observation=st.one_of(blobs, st.integers(0, 20_000).map(bytes)),
     reward=blobs,
     flags=blobs,
+    buffer=st.integers(0, 2**32 - 1),
 )
 
 
@@ -26,7 +27,7 @@ def generated(step: StepParts) -> pb.StreamRequest:
 
 
 def as_bytes(step: StepParts) -> StepParts:
-    return StepParts(step.request_id, *(bytes(blob) for blob in step[1:]))
+    return StepParts(step.request_id, *(bytes(blob) for blob in step[1:-1]), step.buffer)
 
 
 @given(steps)

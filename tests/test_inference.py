@@ -1,7 +1,6 @@
 """What the policy saw, answered and recorded: invariants 2 (one upload), 3 (replay), 4 (own answers) and 6 (resets)."""
 
 import copy
-import threading
 from typing import Any
 
 import numpy as np
@@ -356,48 +355,21 @@ def test_run_observation_is_moved_once_and_trained_on_from_the_store(monkeypatch
     assert unrolls.inputs.observation.unique().tolist() == [77]
 
 
-class Backlog:
-    """A rig whose store is full, and a thread that is running the batch which needs one entry more."""
+def test_finish_unrolls_full_store_goes_on_as_the_learner_takes() -> None:
+    pool = FakePool(make_job(2))
+    rig = Rig(pool.spec, slots=2, capacity=2, unroll_length=1)
+    session = rig.join([0, 1])
+    rig.play(session, pool, steps=2)
+    assert rig.store.ready == rig.store.capacity
 
-    def __init__(self) -> None:
-        self.stopping = threading.Event()
-        self.blocked = threading.Event()
-        pool = FakePool(make_job(2))
-        self.rig = Rig(pool.spec, slots=2, capacity=2, unroll_length=1, stopping=self.stopping.is_set)
-        session = self.rig.join([0, 1])
-        self.rig.play(session, pool, steps=2)
-        assert self.rig.store.ready == self.rig.store.capacity
-        self._reserve = self.rig.store.reserve
-        self.rig.store.reserve = self._watched_reserve  # type: ignore[method-assign]
-        request = self.rig.request(session, pool.recv())
-        self.thread = threading.Thread(target=self.rig.run, args=(request,), daemon=True)
-        self.thread.start()
-        assert self.blocked.wait(timeout=10)
-
-    def _watched_reserve(self, count: int, timeout: float) -> list[int]:
-        entries = self._reserve(count, timeout)
-        if not entries:
-            self.blocked.set()
-        return entries
-
-
-def test_run_full_store_answers_first_and_blocks_until_learner_takes() -> None:
-    backlog = Backlog()
-    assert [len(action) for _, action in backlog.rig.answers] == [2]
-    assert backlog.thread.is_alive()
-    assert backlog.rig.store.completed == 2
-    assert backlog.rig.store.take(1, timeout=0) is not None
-    assert backlog.rig.store.take(2, timeout=10) is not None  # one old, one that now had room
-    backlog.thread.join(timeout=10)
-    assert not backlog.thread.is_alive()
-    assert backlog.rig.store.completed == 4
-    assert backlog.rig.metrics.backpressure_seconds > 0
-
-
-def test_run_full_store_returns_when_stopping() -> None:
-    backlog = Backlog()
-    assert backlog.thread.is_alive()
-    backlog.stopping.set()
-    backlog.thread.join(timeout=10)
-    assert not backlog.thread.is_alive()
-    assert backlog.rig.store.completed == 2
+    rig.answers.clear()
+    rig.inference.run([rig.request(session, pool.recv())])
+    assert [len(action) for _, action in rig.answers] == [2]  # whoever waits is answered first
+    assert not rig.inference.finish_unrolls()
+    assert rig.store.completed == 2
+    assert rig.store.take(1, timeout=0) is not None
+    assert not rig.inference.finish_unrolls()  # there was room for one of two
+    assert rig.store.completed == 3
+    assert rig.store.take(2, timeout=0) is not None
+    assert rig.inference.finish_unrolls()
+    assert rig.store.completed == 4

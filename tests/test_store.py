@@ -99,7 +99,7 @@ def test_roll_makes_last_row_the_first_of_the_next() -> None:
 
 def test_take_gives_oldest_first_and_frees_them() -> None:
     store = make_store(capacity=3)
-    entries = store.reserve(3, timeout=0)
+    entries = store.reserve(3).tolist()
     for entry in entries:
         write_unroll(store, entry, 10 * entry)
     store.commit([entries[2], entries[0]])
@@ -108,12 +108,12 @@ def test_take_gives_oldest_first_and_frees_them() -> None:
     assert unrolls is not None
     assert [unroll[0] // 10 for unroll in values(unrolls)] == [entries[2], entries[0]]
     assert (store.ready, store.completed) == (1, 3)
-    assert sorted(store.reserve(3, timeout=0)) == sorted([entries[2], entries[0]])
+    assert sorted(store.reserve(3).tolist()) == sorted([entries[2], entries[0]])
 
 
 def test_take_too_few_ready_gives_none_and_keeps_them() -> None:
     store = make_store()
-    store.commit(store.reserve(1, timeout=0))
+    store.commit(store.reserve(1).tolist())
     assert store.take(2, timeout=0) is None
     assert store.ready == 1
     assert store.take(1, timeout=0) is not None
@@ -121,7 +121,7 @@ def test_take_too_few_ready_gives_none_and_keeps_them() -> None:
 
 def test_take_copies_out_what_later_writes_do_not_touch() -> None:
     store = make_store()
-    (entry,) = store.reserve(1, timeout=0)
+    (entry,) = store.reserve(1).tolist()
     write_unroll(store, entry, 10)
     store.commit([entry])
     unrolls = store.take(1, timeout=0)
@@ -132,9 +132,9 @@ def test_take_copies_out_what_later_writes_do_not_touch() -> None:
 
 def test_reserve_gives_what_there_is_and_empty_when_full() -> None:
     store = make_store(slots=2, capacity=3)
-    assert store.reserve(2, timeout=0) == [4, 3]  # 0 and 1 belong to the slots
-    assert store.reserve(2, timeout=0) == [2]
-    assert store.reserve(2, timeout=0) == []
+    assert store.reserve(2).tolist() == [4, 3]  # 0 and 1 belong to the slots
+    assert store.reserve(2).tolist() == [2]
+    assert store.reserve(2).tolist() == []
 
 
 class WatchedCondition(threading.Condition):
@@ -149,23 +149,20 @@ class WatchedCondition(threading.Condition):
         return super().wait(timeout)
 
 
-def test_reserve_full_blocks_until_take_frees() -> None:
-    store = make_store(capacity=1)
-    watched = store._changed = WatchedCondition()
-    store.commit(store.reserve(1, timeout=0))
-    got: list[int] = []
-    thread = threading.Thread(target=lambda: got.extend(store.reserve(1, FOREVER)), daemon=True)
-    thread.start()
-    assert watched.waiting.wait(timeout=10)
+def test_take_and_discard_tell_that_entries_are_free() -> None:
+    store = make_store(slots=1, capacity=2)
+    free = []
+    store.on_free = lambda: free.append(len(store.reserve(2)))
+    store.commit(store.reserve(2).tolist())
     assert store.take(1, timeout=0) is not None
-    thread.join(timeout=10)
-    assert got == [2]
+    store.discard()
+    assert free == [1, 1]
 
 
 def test_take_empty_blocks_until_commit() -> None:
     store = make_store()
     watched = store._changed = WatchedCondition()
-    (entry,) = store.reserve(1, timeout=0)
+    (entry,) = store.reserve(1).tolist()
     write_unroll(store, entry, 10)
     got: list[Unrolls | None] = []
     thread = threading.Thread(target=lambda: got.append(store.take(1, FOREVER)), daemon=True)
@@ -258,7 +255,7 @@ class Recording(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig = Rig(make_spec(), capacity=6, unroll_length=T, frame_stack=self.STACK, stopping=self.never_full)
+        self.rig = Rig(make_spec(), capacity=6, unroll_length=T, frame_stack=self.STACK)
         self.sessions = [self.rig.join(lease) for lease in self.LEASES]
         self.stale: list[Request] = []
         self.number = 0
@@ -319,11 +316,6 @@ class Recording(RuleBasedStateMachine):
         assert self.rig.store.ready == len(self.finished)
         assert {reason: self.rig.metrics.dropped_rows[reason] for reason in self.dropped} == self.dropped
 
-    def never_full(self) -> bool:
-        """Asked after every reservation; a wrong one must not block for ever."""
-        assert self.rig.store.ready < self.rig.store.capacity
-        return False
-
     def new_row(self, slot: int, ending: int) -> Row:
         self.number += 1
         episode = self.episode[slot]
@@ -365,7 +357,7 @@ TestRecording.settings = settings(
 
 def test_discard_frees_finished_unrolls_unread() -> None:
     store = make_store(slots=1, capacity=2)
-    store.commit(store.reserve(2, timeout=0))
+    store.commit(store.reserve(2).tolist())
     assert store.discard() == 2
     assert store.ready == 0
-    assert len(store.reserve(3, timeout=0)) == 2
+    assert len(store.reserve(3).tolist()) == 2

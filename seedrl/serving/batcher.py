@@ -1,6 +1,5 @@
 """WHEN a batch runs. Knows nothing of models, slots or streams: rows are counted, never looked at."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,9 +17,9 @@ Request = TypeVar("Request", bound=Countable)
 
 
 class Batcher(Generic[Request]):
-    """Thread-safe: any number of producers, one consumer.
+    """Owned by the server thread; other threads may read `waiting_rows`.
 
-    The consumer asks for a batch when the device is idle. A batch goes as soon as
+    Whoever runs batches asks for one when the device is idle. A batch goes as soon as
       - at least `min_rows` rows wait (1: whoever waits, goes; `max_rows`: only full batches), or
       - the oldest request has waited `max_wait` seconds.
     So it never depends on how many environments are alive. Requests are taken whole and in order of arrival; one with
@@ -34,44 +33,33 @@ class Batcher(Generic[Request]):
         self._min_rows = min(min_rows, max_rows)
         self._max_wait = max_wait
         self._clock = clock
+        self.on_submit: Callable[[], None] = lambda: None
         self._waiting: deque[tuple[float, Request]] = deque()
         self._rows = 0
-        self._arrived = threading.Condition()
 
     @property
     def waiting_rows(self) -> int:
         return self._rows
 
     def submit(self, request: Request) -> None:
-        with self._arrived:
-            self._waiting.append((self._clock(), request))
-            self._rows += request.rows
-            if self._rows >= self._min_rows or len(self._waiting) == 1:
-                self._arrived.notify()
+        self._waiting.append((self._clock(), request))
+        self._rows += request.rows
+        self.on_submit()
 
-    def take(self, timeout: float) -> list[Request]:
-        """The next batch; empty if none is due before the timeout."""
-        give_up = self._clock() + timeout
-        with self._arrived:
-            while True:
-                now = self._clock()
-                due = self._due_at()
-                if due <= now:
-                    return self._pop()
-                if give_up <= now:
-                    return []
-                self._arrived.wait(min(due, give_up) - now)
-
-    def _due_at(self) -> float:
+    def due_in(self) -> float | None:
+        """Seconds until a batch may go: 0 for at once, None while nobody waits."""
         if not self._waiting:
-            return float("inf")
+            return None
         if self._rows >= self._min_rows:
             return 0.0
         oldest, _ = self._waiting[0]
-        return oldest + self._max_wait
+        return max(0.0, oldest + self._max_wait - self._clock())
 
-    def _pop(self) -> list[Request]:
+    def take(self) -> list[Request]:
+        """The next batch; empty if none is due."""
         batch: list[Request] = []
+        if self.due_in() != 0.0:
+            return batch
         rows = 0
         while self._waiting and (not batch or rows + self._waiting[0][1].rows <= self._max_rows):
             _, request = self._waiting.popleft()

@@ -33,8 +33,15 @@ class HostBatch(NamedTuple):
     flags: NDArray[np.uint8]  # [N]
 
 
+class FullRows(NamedTuple):
+    """Slots whose unroll is complete, and the core_state [n, S] before its last row."""
+
+    slots: Indices
+    core_state: Tensor
+
+
 class Inference:
-    """Owned by the inference thread."""
+    """Owned by the server thread. `finish_unrolls` has to be true before `run`."""
 
     def __init__(
         self,
@@ -46,7 +53,6 @@ class Inference:
         generator: torch.Generator,
         device: torch.device,
         answer: Callable[[list[Answer]], None],
-        stopping: Callable[[], bool],
     ) -> None:
         self._policy = policy
         self._slots = slots
@@ -55,11 +61,11 @@ class Inference:
         self._generator = generator
         self._device = device
         self._answer = answer
-        self._stopping = stopping
+        self._full = FullRows(np.zeros(0, np.int64), torch.zeros(0, 0))
 
     @torch.inference_mode()
     def run(self, requests: list[Request]) -> None:
-        """Answers every live request and records its rows; blocks while the store is full."""
+        """Answers every live request and records its rows."""
         began = time.monotonic()
         requests = self._drop_dead(requests)
         if not requests:
@@ -89,8 +95,28 @@ class Inference:
             self._store.begin(position.entry[first], core_state[upload(first, self._device)])
         self._slots.advance(batch.slots, action, next_core_state)
         self._count(batch, len(resets))
+        full = (position.t == self._store.unroll_length).nonzero()[0]
+        if len(full):
+            self._full = FullRows(batch.slots[full], core_state[upload(full, self._device)])
         self._metrics.inference_seconds += time.monotonic() - began
-        self._finish_unrolls((position.t == self._store.unroll_length).nonzero()[0], batch.slots, core_state)
+
+    @torch.inference_mode()
+    def finish_unrolls(self) -> bool:
+        """Commits unrolls that have their T+1 rows and goes on in fresh entries; false while there are too few."""
+        slots, core_state = self._full
+        if not len(slots):
+            return True
+        fresh = self._store.reserve(len(slots))
+        n = len(fresh)
+        if n:
+            finished = self._slots.entry[slots[:n]]
+            self._store.roll(finished, fresh)
+            self._store.begin(fresh, core_state[:n])
+            self._store.slot[finished] = slots[:n]
+            self._slots.start_unroll(slots[:n], fresh)
+            self._store.commit(finished.tolist())
+            self._full = FullRows(slots[n:], core_state[n:])
+        return n == len(slots)
 
     def _drop_dead(self, requests: list[Request]) -> list[Request]:
         """Rows whose session ended while they waited are dropped."""
@@ -130,22 +156,6 @@ class Inference:
         metrics.env_steps += len(batch.slots) - resets
         metrics.rows += len(batch.slots)
         metrics.batches += 1
-
-    def _finish_unrolls(self, done: Indices, slots: Indices, core_state: Tensor) -> None:
-        """Commits unrolls that have their T+1 rows and goes on in fresh entries, as the learner frees them."""
-        while len(done):
-            began = time.monotonic()
-            fresh = np.array(self._store.reserve(len(done), timeout=0.1), np.int64)
-            self._metrics.backpressure_seconds += time.monotonic() - began
-            if self._stopping():
-                return
-            rows, done = done[: len(fresh)], done[len(fresh) :]
-            finished = self._slots.entry[slots[rows]]
-            self._store.roll(finished, fresh)
-            self._store.begin(fresh, core_state[upload(rows, self._device)])
-            self._store.slot[finished] = slots[rows]
-            self._slots.start_unroll(slots[rows], fresh)
-            self._store.commit(finished.tolist())
 
 
 def sample(logits: Tensor, generator: torch.Generator) -> Tensor:

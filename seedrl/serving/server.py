@@ -6,7 +6,7 @@ One asyncio loop in the thread `server` runs every session: a reader, and a writ
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
@@ -36,7 +36,7 @@ Outbox = asyncio.Queue[pb.StreamResponse]
 
 
 class Server:
-    """`answer` may be called from any thread; everything else of a session belongs to the server thread."""
+    """The public methods may be called from any thread, `answer` only from the server thread."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Server:
         value = status.SERVING if ready else status.NOT_SERVING
         self._call(self._set_health, value)
 
-    def answer(self, answers: list[Answer]) -> None:
-        """Sends actions back: one wake-up of the loop for a whole batch."""
-        self._call(self._deliver, answers)
+    def run(self, work: Coroutine[Any, Any, None]) -> "Future[None]":
+        """Runs something in the server thread, besides the streams; a failure of it is one of the server."""
+        return asyncio.run_coroutine_threadsafe(self._guard(work), self._loop)
 
     def stop(self, command: pb.Control.Command, reason: str) -> None:
         """Tells every actor to leave, gives them a moment, and ends."""
@@ -84,6 +84,20 @@ class Server:
             self._loop.call_soon_threadsafe(function, argument)
 
     # Everything below runs in the server thread.
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._on_failure(error)
+
+    def answer(self, answers: list[Answer]) -> None:
+        """Sends actions back."""
+        for request, action in answers:
+            request.session.answered(request.content, request.buffer)
+            outbox = self._outboxes.get(request.session.id)
+            if outbox is not None:
+                outbox.put_nowait(codec.encode_act(request.request_id, action))
 
     def _run(self) -> None:
         try:
@@ -176,6 +190,9 @@ class Server:
                 return
             spec = codec.decode_ready(ready)
             self._sessions.agree(spec)
+            memory = self._sessions.share(session, hello.host)
+            if memory is not None:
+                outbox.put_nowait(codec.encode_memory(memory.offer))
             self._say(f"learner: {session.name} joined with {job.num_envs} environments")
             await self._read(context, session, spec)
         finally:
@@ -188,25 +205,16 @@ class Server:
     async def _read(self, context: Any, session: Session, spec: EnvSpec) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
             if isinstance(message, StepParts):
-                rows = codec.decode_step(message, spec, len(session.slots))
-                session.admit(rows)
-                self._batcher.submit(Request(session, message.request_id, rows, session.slots[rows.env_id]))
+                rows = codec.decode_step(message, spec, len(session.slots), session.memory)
+                session.admit(rows, message.buffer)
+                slots = session.slots[rows.env_id]
+                self._batcher.submit(Request(session, message.request_id, rows, slots, message.buffer))
             elif message.HasField("report"):
                 report = message.report
                 session.steps, session.env_seconds = report.steps, report.env_seconds
                 session.wait_seconds = report.wait_seconds
             else:
                 raise InvalidMessage(f"message: expected step or report, saw {_kind(message)}")
-
-    def _deliver(self, answers: list[Answer]) -> None:
-        try:
-            for request, action in answers:
-                request.session.answered(request.content)
-                outbox = self._outboxes.get(request.session.id)
-                if outbox is not None:
-                    outbox.put_nowait(codec.encode_act(request.request_id, action))
-        except Exception as error:  # asyncio would only log it, and the actors would wait
-            self._on_failure(error)
 
 
 async def _receive(context: Any, kind: str, seconds: float) -> Any:

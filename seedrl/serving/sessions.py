@@ -11,6 +11,7 @@ from seedrl.config import LearnerConfig, group_size
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
 from seedrl.specs import EnvSpec
 from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Job, Rows
+from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
 
 OTHER_BYTES = ENV_ID.itemsize + REWARD.itemsize + FLAGS.itemsize  # of a row, besides its observation
 
@@ -27,13 +28,17 @@ class Session:
     slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
     expects: NDArray[np.uint8]  # [num_envs]  of its next row: RESET or 0; IN_FLIGHT: none before its action
     in_flight: int = 0  # rows that wait for their actions
+    memory: OfferedBuffers | None = None  # shared with the actor
+    busy_buffers: set[int] = field(default_factory=set)  # of that memory: a request in flight uses them
     alive: bool = True
     steps: int = 0
     env_seconds: float = 0.0
     wait_seconds: float = 0.0
 
-    def admit(self, rows: Rows) -> None:
+    def admit(self, rows: Rows, buffer: int = 0) -> None:
         """Checks what no single message shows: one row in flight per environment, resets exactly where they belong."""
+        if buffer:
+            self._use(buffer)
         expected = self.expects[rows.env_id]
         if ((rows.flags & RESET) != expected).any():
             raise self._complaint(rows)
@@ -44,9 +49,17 @@ class Session:
         if np.count_nonzero(self.expects == IN_FLIGHT) != self.in_flight:
             raise InvalidMessage("env_id: expected each environment once, saw one twice")
 
-    def answered(self, rows: Rows) -> None:
+    def answered(self, rows: Rows, buffer: int = 0) -> None:
+        self.busy_buffers.discard(buffer)
         self.expects[rows.env_id] = EXPECTED_AFTER[rows.flags]
         self.in_flight -= len(rows.env_id)
+
+    def _use(self, buffer: int) -> None:
+        if buffer in self.busy_buffers:
+            raise InvalidMessage(f"buffer: expected one with no request in flight, saw {buffer} again")
+        self.busy_buffers.add(buffer)
+        if self.memory is not None:
+            self.memory.close()  # it has been found
 
     def _complaint(self, rows: Rows) -> InvalidMessage:
         expected = self.expects[rows.env_id]
@@ -66,6 +79,8 @@ class Request:
     request_id: int
     content: Rows
     slots: NDArray[np.int64]  # [n]
+
+    buffer: int = 0  # that holds the observations; 0: they came with the message
 
     @property
     def rows(self) -> int:
@@ -129,6 +144,8 @@ class SessionTable:
         """Ends a session: rows of it that still wait are dropped when their batch forms."""
         if self.open.pop(session.id, None) is not None:
             session.alive = False
+            if session.memory is not None:
+                session.memory.close()
             self._free.extend(session.slots.tolist())
 
     def agree(self, spec: EnvSpec) -> None:
@@ -145,6 +162,14 @@ class SessionTable:
             self.spec.set_result(spec)
         elif self.spec.result() != spec:
             raise Mismatch(f"spaces: this learner trains on {self.spec.result()}; the actor has {spec}")
+
+    def share(self, session: Session, host: str) -> OfferedBuffers | None:
+        """Memory for an actor on this machine; None where there can be none, or where it is not worth it."""
+        size = group_size(self.config) * self.spec.result().observation.nbytes
+        if not self.config.serving.shared_memory or not host or host != this_host() or size < WORTH_BYTES:
+            return None
+        session.memory = OfferedBuffers(len(session.slots) // group_size(self.config), size)
+        return session.memory
 
     def _job(self, session: Session) -> Job:
         env, actors = self.config.env, self.config.actors

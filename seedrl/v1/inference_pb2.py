@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19seedrl/v1/inference.proto\x12\tseedrl.v1\"\xa6\x01\n\rStreamRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.seedrl.v1.HelloH\x00\x12!\n\x05ready\x18\x02 \x01(\x0b\x32\x10.seedrl.v1.ReadyH\x00\x12\x1f\n\x04step\x18\x03 \x01(\x0b\x32\x0f.seedrl.v1.StepH\x00\x12#\n\x06report\x18\x04 \x01(\x0b\x32\x11.seedrl.v1.ReportH\x00\x42\t\n\x07message\"\x88\x01\n\x0eStreamResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.seedrl.v1.WelcomeH\x00\x12\x1d\n\x03\x61\x63t\x18\x02 \x01(\x0b\x32\x0e.seedrl.v1.ActH\x00\x12%\n\x07\x63ontrol\x18\x03 \x01(\x0b\x32\x12.seedrl.v1.ControlH\x00\x42\t\n\x07message\"5\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nactor_name\x18\x02 \x01(\t\"\x88\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\x1b\n\x03\x65nv\x18\x03 \x01(\x0b\x32\x0e.seedrl.v1.Env\x12\x10\n\x08num_envs\x18\x04 \x01(\r\x12\x12\n\ngroup_size\x18\x05 \x01(\r\x12\x0c\n\x04seed\x18\x06 \x01(\r\"5\n\x03\x45nv\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0coptions_json\x18\x02 \x01(\t\x12\x0c\n\x04keep\x18\x03 \x03(\r\"C\n\x05Ready\x12%\n\x0bobservation\x18\x01 \x01(\x0b\x32\x10.seedrl.v1.Array\x12\x13\n\x0bnum_actions\x18\x02 \x01(\r\"%\n\x05\x41rray\x12\r\n\x05shape\x18\x01 \x03(\r\x12\r\n\x05\x64type\x18\x02 \x01(\t\"^\n\x04Step\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x65nv_id\x18\x02 \x01(\x0c\x12\x13\n\x0bobservation\x18\x03 \x01(\x0c\x12\x0e\n\x06reward\x18\x04 \x01(\x0c\x12\r\n\x05\x66lags\x18\x05 \x01(\x0c\")\n\x03\x41\x63t\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\x0c\"B\n\x06Report\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x13\n\x0b\x65nv_seconds\x18\x02 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"\xa1\x01\n\x07\x43ontrol\x12+\n\x07\x63ommand\x18\x01 \x01(\x0e\x32\x1a.seedrl.v1.Control.Command\x12\x0e\n\x06reason\x18\x02 \x01(\t\"Y\n\x07\x43ommand\x12\x17\n\x13\x43OMMAND_UNSPECIFIED\x10\x00\x12\x11\n\rCOMMAND_DRAIN\x10\x01\x12\x0f\n\x0b\x43OMMAND_END\x10\x02\x12\x11\n\rCOMMAND_RESET\x10\x03\x32U\n\x10InferenceService\x12\x41\n\x06Stream\x12\x18.seedrl.v1.StreamRequest\x1a\x19.seedrl.v1.StreamResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19seedrl/v1/inference.proto\x12\tseedrl.v1\"\xa6\x01\n\rStreamRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.seedrl.v1.HelloH\x00\x12!\n\x05ready\x18\x02 \x01(\x0b\x32\x10.seedrl.v1.ReadyH\x00\x12\x1f\n\x04step\x18\x03 \x01(\x0b\x32\x0f.seedrl.v1.StepH\x00\x12#\n\x06report\x18\x04 \x01(\x0b\x32\x11.seedrl.v1.ReportH\x00\x42\t\n\x07message\"\xad\x01\n\x0eStreamResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.seedrl.v1.WelcomeH\x00\x12\x1d\n\x03\x61\x63t\x18\x02 \x01(\x0b\x32\x0e.seedrl.v1.ActH\x00\x12%\n\x07\x63ontrol\x18\x03 \x01(\x0b\x32\x12.seedrl.v1.ControlH\x00\x12#\n\x06memory\x18\x04 \x01(\x0b\x32\x11.seedrl.v1.MemoryH\x00\x42\t\n\x07message\"C\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nactor_name\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\"\x88\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\x04\x12\x1b\n\x03\x65nv\x18\x03 \x01(\x0b\x32\x0e.seedrl.v1.Env\x12\x10\n\x08num_envs\x18\x04 \x01(\r\x12\x12\n\ngroup_size\x18\x05 \x01(\r\x12\x0c\n\x04seed\x18\x06 \x01(\r\"5\n\x03\x45nv\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0coptions_json\x18\x02 \x01(\t\x12\x0c\n\x04keep\x18\x03 \x03(\r\"C\n\x05Ready\x12%\n\x0bobservation\x18\x01 \x01(\x0b\x32\x10.seedrl.v1.Array\x12\x13\n\x0bnum_actions\x18\x02 \x01(\r\"%\n\x05\x41rray\x12\r\n\x05shape\x18\x01 \x03(\r\x12\r\n\x05\x64type\x18\x02 \x01(\t\"L\n\x06Memory\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07\x62uffers\x18\x03 \x01(\r\x12\x14\n\x0c\x62uffer_bytes\x18\x04 \x01(\x04\"n\n\x04Step\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x65nv_id\x18\x02 \x01(\x0c\x12\x13\n\x0bobservation\x18\x03 \x01(\x0c\x12\x0e\n\x06reward\x18\x04 \x01(\x0c\x12\r\n\x05\x66lags\x18\x05 \x01(\x0c\x12\x0e\n\x06\x62uffer\x18\x06 \x01(\r\")\n\x03\x41\x63t\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\x0c\"B\n\x06Report\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x13\n\x0b\x65nv_seconds\x18\x02 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"\xa1\x01\n\x07\x43ontrol\x12+\n\x07\x63ommand\x18\x01 \x01(\x0e\x32\x1a.seedrl.v1.Control.Command\x12\x0e\n\x06reason\x18\x02 \x01(\t\"Y\n\x07\x43ommand\x12\x17\n\x13\x43OMMAND_UNSPECIFIED\x10\x00\x12\x11\n\rCOMMAND_DRAIN\x10\x01\x12\x0f\n\x0b\x43OMMAND_END\x10\x02\x12\x11\n\rCOMMAND_RESET\x10\x03\x32U\n\x10InferenceService\x12\x41\n\x06Stream\x12\x18.seedrl.v1.StreamRequest\x1a\x19.seedrl.v1.StreamResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,27 +34,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMREQUEST']._serialized_start=41
   _globals['_STREAMREQUEST']._serialized_end=207
   _globals['_STREAMRESPONSE']._serialized_start=210
-  _globals['_STREAMRESPONSE']._serialized_end=346
-  _globals['_HELLO']._serialized_start=348
-  _globals['_HELLO']._serialized_end=401
-  _globals['_WELCOME']._serialized_start=404
-  _globals['_WELCOME']._serialized_end=540
-  _globals['_ENV']._serialized_start=542
-  _globals['_ENV']._serialized_end=595
-  _globals['_READY']._serialized_start=597
-  _globals['_READY']._serialized_end=664
-  _globals['_ARRAY']._serialized_start=666
-  _globals['_ARRAY']._serialized_end=703
-  _globals['_STEP']._serialized_start=705
-  _globals['_STEP']._serialized_end=799
-  _globals['_ACT']._serialized_start=801
-  _globals['_ACT']._serialized_end=842
-  _globals['_REPORT']._serialized_start=844
-  _globals['_REPORT']._serialized_end=910
-  _globals['_CONTROL']._serialized_start=913
-  _globals['_CONTROL']._serialized_end=1074
-  _globals['_CONTROL_COMMAND']._serialized_start=985
-  _globals['_CONTROL_COMMAND']._serialized_end=1074
-  _globals['_INFERENCESERVICE']._serialized_start=1076
-  _globals['_INFERENCESERVICE']._serialized_end=1161
+  _globals['_STREAMRESPONSE']._serialized_end=383
+  _globals['_HELLO']._serialized_start=385
+  _globals['_HELLO']._serialized_end=452
+  _globals['_WELCOME']._serialized_start=455
+  _globals['_WELCOME']._serialized_end=591
+  _globals['_ENV']._serialized_start=593
+  _globals['_ENV']._serialized_end=646
+  _globals['_READY']._serialized_start=648
+  _globals['_READY']._serialized_end=715
+  _globals['_ARRAY']._serialized_start=717
+  _globals['_ARRAY']._serialized_end=754
+  _globals['_MEMORY']._serialized_start=756
+  _globals['_MEMORY']._serialized_end=832
+  _globals['_STEP']._serialized_start=834
+  _globals['_STEP']._serialized_end=944
+  _globals['_ACT']._serialized_start=946
+  _globals['_ACT']._serialized_end=987
+  _globals['_REPORT']._serialized_start=989
+  _globals['_REPORT']._serialized_end=1055
+  _globals['_CONTROL']._serialized_start=1058
+  _globals['_CONTROL']._serialized_end=1219
+  _globals['_CONTROL_COMMAND']._serialized_start=1130
+  _globals['_CONTROL_COMMAND']._serialized_end=1219
+  _globals['_INFERENCESERVICE']._serialized_start=1221
+  _globals['_INFERENCESERVICE']._serialized_end=1306
 # @@protoc_insertion_point(module_scope)

@@ -20,22 +20,26 @@ class StreamRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
 
 class StreamResponse(_message.Message):
-    __slots__ = ("welcome", "act", "control")
+    __slots__ = ("welcome", "act", "control", "memory")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACT_FIELD_NUMBER: _ClassVar[int]
     CONTROL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     act: Act
     control: Control
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., control: _Optional[_Union[Control, _Mapping]] = ...) -> None: ...
+    memory: Memory
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., control: _Optional[_Union[Control, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "actor_name")
+    __slots__ = ("protocol_version", "actor_name", "host")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTOR_NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     actor_name: str
-    def __init__(self, protocol_version: _Optional[int] = ..., actor_name: _Optional[str] = ...) -> None: ...
+    host: str
+    def __init__(self, protocol_version: _Optional[int] = ..., actor_name: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "session_id", "env", "num_envs", "group_size", "seed")
@@ -79,19 +83,33 @@ class Array(_message.Message):
     dtype: str
     def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
 
+class Memory(_message.Message):
+    __slots__ = ("path", "token", "buffers", "buffer_bytes")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    token: bytes
+    buffers: int
+    buffer_bytes: int
+    def __init__(self, path: _Optional[str] = ..., token: _Optional[bytes] = ..., buffers: _Optional[int] = ..., buffer_bytes: _Optional[int] = ...) -> None: ...
+
 class Step(_message.Message):
-    __slots__ = ("request_id", "env_id", "observation", "reward", "flags")
+    __slots__ = ("request_id", "env_id", "observation", "reward", "flags", "buffer")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENV_ID_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     FLAGS_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     env_id: bytes
     observation: bytes
     reward: bytes
     flags: bytes
-    def __init__(self, request_id: _Optional[int] = ..., env_id: _Optional[bytes] = ..., observation: _Optional[bytes] = ..., reward: _Optional[bytes] = ..., flags: _Optional[bytes] = ...) -> None: ...
+    buffer: int
+    def __init__(self, request_id: _Optional[int] = ..., env_id: _Optional[bytes] = ..., observation: _Optional[bytes] = ..., reward: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., buffer: _Optional[int] = ...) -> None: ...
 
 class Act(_message.Message):
     __slots__ = ("request_id", "action")

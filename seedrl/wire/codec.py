@@ -14,6 +14,7 @@ from seedrl.errors import InvalidMessage, NotGranted
 from seedrl.specs import DTYPES, ArraySpec, EnvSpec
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.framing import StepParts
+from seedrl.wire.memory import Offer, SharedBuffers
 
 PROTOCOL_VERSION = 1
 
@@ -51,8 +52,8 @@ class Job(NamedTuple):
     seed: int
 
 
-def encode_hello(actor_name: str) -> pb.StreamRequest:
-    return pb.StreamRequest(hello=pb.Hello(protocol_version=PROTOCOL_VERSION, actor_name=actor_name))
+def encode_hello(actor_name: str, host: str = "") -> pb.StreamRequest:
+    return pb.StreamRequest(hello=pb.Hello(protocol_version=PROTOCOL_VERSION, actor_name=actor_name, host=host))
 
 
 def encode_welcome(job: Job) -> pb.StreamResponse:
@@ -107,22 +108,34 @@ def decode_ready(ready: pb.Ready) -> EnvSpec:
     return EnvSpec(ArraySpec(shape, dtype), ready.num_actions)
 
 
-def encode_step(request_id: int, rows: Rows) -> StepParts:
+def encode_memory(offer: Offer) -> pb.StreamResponse:
+    return pb.StreamResponse(memory=pb.Memory(**offer._asdict()))
+
+
+def decode_memory(memory: pb.Memory) -> Offer:
+    return Offer(memory.path, memory.token, memory.buffers, memory.buffer_bytes)
+
+
+def encode_step(request_id: int, rows: Rows, buffer: int = 0) -> StepParts:
+    """A Step; its observations are left out if they are in a shared buffer."""
     return StepParts(
         request_id=request_id,
         env_id=np.ascontiguousarray(rows.env_id, ENV_ID),
-        observation=np.ascontiguousarray(rows.observation),
+        observation=b"" if buffer else np.ascontiguousarray(rows.observation),
         reward=np.ascontiguousarray(rows.reward, REWARD),
         flags=np.ascontiguousarray(rows.flags, FLAGS),
+        buffer=buffer,
     )
 
 
-def decode_step(step: StepParts, spec: EnvSpec, num_envs: int) -> Rows:
+def decode_step(step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuffers | None = None) -> Rows:
     """The rows of a Step, as views of its blobs. Raises InvalidMessage or NotGranted naming what is wrong."""
-    _, env_id, observation, reward, flags = step
+    _, env_id, observation, reward, flags, buffer = step
     n = len(flags)
     if not 1 <= n <= num_envs:
         raise InvalidMessage(f"flags: expected 1 to {num_envs} rows, saw {n}")
+    if buffer:
+        observation = _shared_observation(step, spec, memory, n)
     for field, blob, size, row in (
         ("env_id", env_id, ENV_ID.itemsize, "int32"),
         ("observation", observation, spec.observation.nbytes, spec.observation),
@@ -166,6 +179,22 @@ def encode_control(command: pb.Control.Command, reason: str) -> pb.StreamRespons
 
 def encode_report(steps: int, env_seconds: float, wait_seconds: float) -> pb.StreamRequest:
     return pb.StreamRequest(report=pb.Report(steps=steps, env_seconds=env_seconds, wait_seconds=wait_seconds))
+
+
+def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | None, n: int) -> memoryview:
+    """The bytes of n rows in the buffer that a Step names."""
+    if memory is None or not step.buffer <= memory.count:
+        raise InvalidMessage(f"buffer: expected 0 to {memory.count if memory else 0}, saw {step.buffer}")
+    if len(step.observation):
+        raise InvalidMessage(
+            f"observation: expected nothing beside buffer {step.buffer}, saw {len(step.observation)} bytes"
+        )
+    if n * spec.observation.nbytes > memory.buffer_bytes:
+        room = memory.buffer_bytes // spec.observation.nbytes
+        raise InvalidMessage(f"flags: expected at most {room} rows in a buffer, saw {n}")
+    blob = memory.bytes(step.buffer, n * spec.observation.nbytes)
+    # Floats are checked, so they are copied first: the peer could change them after the look.
+    return memoryview(blob.tobytes()) if np.dtype(spec.observation.dtype).kind == "f" else blob
 
 
 def _expect_finite(field: str, values: NDArray[Any]) -> None:

@@ -22,8 +22,9 @@ def _tag(message: Any, field: str, wire_type: int) -> int:
 
 
 STEP = _tag(pb.StreamRequest, "step", BYTES)
-REQUEST_ID = _tag(pb.Step, "request_id", VARINT)
+NUMBERS = {_tag(pb.Step, name, VARINT): name for name in ("request_id", "buffer")}
 BLOBS = {_tag(pb.Step, name, BYTES): name for name in ("env_id", "observation", "reward", "flags")}
+FIELDS = sorted({**NUMBERS, **BLOBS}.items())  # the order in which they are written
 
 
 class StepParts(NamedTuple):
@@ -34,6 +35,7 @@ class StepParts(NamedTuple):
     observation: Any
     reward: Any
     flags: Any
+    buffer: int = 0
 
 
 def serialize(message: pb.StreamRequest | StepParts) -> bytes:
@@ -41,11 +43,11 @@ def serialize(message: pb.StreamRequest | StepParts) -> bytes:
     if not isinstance(message, StepParts):
         return message.SerializeToString()
     body: list[Any] = []
-    if message.request_id:
-        body += [_varint(REQUEST_ID), _varint(message.request_id)]
-    for tag, name in BLOBS.items():
-        blob = memoryview(getattr(message, name)).cast("B")
-        if len(blob):
+    for tag, name in FIELDS:
+        value = getattr(message, name)
+        if tag in NUMBERS:
+            body += [_varint(tag), _varint(value)] if value else []
+        elif len(blob := memoryview(value).cast("B")):
             body += [_varint(tag), _varint(len(blob)), blob]
     size = sum(map(len, body))
     return b"".join([_varint(STEP), _varint(size), *body])
@@ -63,7 +65,7 @@ def parse(data: bytes) -> pb.StreamRequest | StepParts:
     if message.WhichOneof("message") != "step":
         return message
     step = message.step
-    return StepParts(step.request_id, step.env_id, step.observation, step.reward, step.flags)
+    return StepParts(step.request_id, step.env_id, step.observation, step.reward, step.flags, step.buffer)
 
 
 def _plain_step(data: bytes) -> StepParts | None:
@@ -78,8 +80,8 @@ def _plain_step(data: bytes) -> StepParts | None:
         while at < len(data):
             tag, at = _read_varint(data, at)
             value, at = _read_varint(data, at)
-            if tag == REQUEST_ID and "request_id" not in fields and value < 1 << 64:
-                fields["request_id"] = value
+            if tag in NUMBERS and NUMBERS[tag] not in fields and value < 1 << (32 if NUMBERS[tag] == "buffer" else 64):
+                fields[NUMBERS[tag]] = value
             elif tag in BLOBS and BLOBS[tag] not in fields and at + value <= len(data):
                 fields[BLOBS[tag]] = view[at : at + value]
                 at += value

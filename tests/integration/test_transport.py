@@ -428,14 +428,15 @@ class GatedService(LearnerService):
 
     def _build(self, spec: Any) -> None:
         super()._build(spec)
-        run = self.inference.run
+        inference = self.batches._inference
+        run = inference.run
 
         def gated(requests: Any) -> None:
             self.running.set()
             assert self.gate.wait(DEADLINE)
             run(requests)
 
-        self.inference.run = gated  # type: ignore[method-assign]
+        inference.run = gated  # type: ignore[method-assign]
 
 
 def test_shutdown_while_inference_runs_waits_for_it_and_ends(

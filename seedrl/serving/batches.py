@@ -1,0 +1,84 @@
+"""Runs one batch after the other: the batcher says when, inference how. Knows nothing of what is in them.
+
+All of it happens in the server thread, between reading requests and writing answers. A thread of its own for inference
+would cost two hand-overs of the interpreter per batch and share it with the server anyway; gRPC's own threads go on
+receiving while a batch runs.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from seedrl.metrics import ServingMetrics
+from seedrl.serving.batcher import Batcher
+from seedrl.serving.sessions import Request
+
+LONGEST_PAUSE = 0.1  # seconds; a wake-up that got lost costs no more
+
+
+class Runner(Protocol):
+    """What runs a batch: Inference."""
+
+    def run(self, requests: list[Request]) -> None: ...
+
+    def finish_unrolls(self) -> bool: ...
+
+
+class Batches:
+    """Owned by the server thread, except `wake` and `stop`, which any thread may call."""
+
+    def __init__(
+        self,
+        batcher: Batcher[Request],
+        inference: Runner,
+        metrics: ServingMetrics,
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._batcher = batcher
+        self._inference = inference
+        self._metrics = metrics
+        self._may_go_on = may_go_on  # false while a lock-step run waits for an update
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._paused: asyncio.Future[None] | None = None
+        batcher.on_submit = self._go_on
+
+    async def run(self) -> None:
+        """Until `stop`."""
+        self._loop = asyncio.get_running_loop()
+        while not self._stopping:
+            if not self._inference.finish_unrolls() or not self._may_go_on():
+                await self._hold_back()
+            elif requests := self._batcher.take():
+                self._inference.run(requests)
+                await asyncio.sleep(0)  # answers leave, and what has come meanwhile is read
+            else:
+                await self._pause(self._batcher.due_in())
+
+    def wake(self) -> None:
+        """The learner has freed unrolls or published a policy."""
+        if self._paused is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._go_on)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.wake()
+
+    async def _hold_back(self) -> None:
+        """Actors wait for the learner."""
+        began = time.monotonic()
+        await self._pause(LONGEST_PAUSE)
+        self._metrics.backpressure_seconds += time.monotonic() - began
+
+    def _go_on(self) -> None:
+        if self._paused is not None and not self._paused.done():
+            self._paused.set_result(None)
+
+    async def _pause(self, seconds: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._paused = loop.create_future()
+        timer = loop.call_later(min(seconds or LONGEST_PAUSE, LONGEST_PAUSE), self._go_on)
+        await self._paused
+        timer.cancel()
+        self._paused = None

@@ -1,0 +1,118 @@
+"""Batches run one after the other, when due, and hold back while the learner is behind."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from seedrl.metrics import ServingMetrics
+from seedrl.serving.batcher import Batcher
+from seedrl.serving.batches import Batches
+from seedrl.serving.sessions import Request
+from tests.rig import make_rows
+
+SECONDS = 10.0
+
+
+class Recorder:
+    """An inference that only remembers; `full` unrolls wait for room."""
+
+    def __init__(self) -> None:
+        self.ran: list[list[int]] = []
+        self.full = False
+
+    def run(self, requests: list[Request]) -> None:
+        self.ran.append([request.request_id for request in requests])
+
+    def finish_unrolls(self) -> bool:
+        return not self.full
+
+
+class Stage:
+    """A loop that runs batches while `play` acts the part of server and learner."""
+
+    def __init__(self, may_go_on: Callable[[], bool] = lambda: True, **options: Any) -> None:
+        self.batcher: Batcher[Request] = Batcher(**{"max_rows": 8, "min_rows": 1, "max_wait": 0.001, **options})
+        self.inference = Recorder()
+        self.metrics = ServingMetrics()
+        self.batches = Batches(self.batcher, self.inference, self.metrics, may_go_on)
+
+    def submit(self, request_id: int) -> None:
+        rows = make_rows(np.zeros((2, 1), np.float32))
+        session: Any = None
+        self.batcher.submit(Request(session, request_id, rows, np.arange(2)))
+
+    async def ran(self, count: int) -> list[list[int]]:
+        async with asyncio.timeout(SECONDS):
+            while len(self.inference.ran) < count:
+                await asyncio.sleep(0.001)
+        return self.inference.ran
+
+    def play(self, part: Callable[[], Any]) -> None:
+        async def both() -> None:
+            running = asyncio.create_task(self.batches.run())
+            await part()
+            self.batches.stop()
+            async with asyncio.timeout(SECONDS):
+                await running
+
+        asyncio.run(both())
+
+
+def test_run_what_waits_before_it_starts_goes_first_and_together() -> None:
+    stage = Stage()
+    stage.submit(1)
+    stage.submit(2)
+
+    async def part() -> None:
+        assert await stage.ran(1) == [[1, 2]]
+        stage.submit(3)
+        assert await stage.ran(2) == [[1, 2], [3]]
+
+    stage.play(part)
+
+
+def test_run_too_few_rows_go_after_max_wait() -> None:
+    stage = Stage(min_rows=8, max_wait=0.01)
+
+    async def part() -> None:
+        stage.submit(1)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert stage.inference.ran == []
+        assert await stage.ran(1) == [[1]]
+
+    stage.play(part)
+
+
+def test_run_full_store_holds_back_until_woken_and_is_counted() -> None:
+    stage = Stage()
+    stage.inference.full = True
+
+    async def part() -> None:
+        stage.submit(1)
+        await asyncio.sleep(0.02)
+        assert stage.inference.ran == []
+        stage.inference.full = False
+        stage.batches.wake()
+        assert await stage.ran(1) == [[1]]
+
+    stage.play(part)
+    assert stage.metrics.backpressure_seconds > 0
+
+
+def test_run_lockstep_waits_for_the_learner() -> None:
+    in_step = False
+    stage = Stage(may_go_on=lambda: in_step)
+
+    async def part() -> None:
+        nonlocal in_step
+        stage.submit(1)
+        await asyncio.sleep(0.02)
+        assert stage.inference.ran == []
+        in_step = True
+        await asyncio.to_thread(stage.batches.wake)  # as the learner does, from its own thread
+        assert await stage.ran(1) == [[1]]
+
+    stage.play(part)
