@@ -186,9 +186,7 @@ def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | 
     if memory is None or not step.buffer <= memory.count:
         raise InvalidMessage(f"buffer: expected 0 to {memory.count if memory else 0}, saw {step.buffer}")
     if len(step.observation):
-        raise InvalidMessage(
-            f"observation: expected nothing beside buffer {step.buffer}, saw {len(step.observation)} bytes"
-        )
+        raise InvalidMessage(f"observation: expected nothing beside a buffer, saw {len(step.observation)} bytes")
     if n * spec.observation.nbytes > memory.buffer_bytes:
         room = memory.buffer_bytes // spec.observation.nbytes
         raise InvalidMessage(f"flags: expected at most {room} rows in a buffer, saw {n}")

@@ -50,7 +50,7 @@ class SharedBuffers:
 
 
 class OfferedBuffers(SharedBuffers):
-    """The learner's end. The file stays open, so that it can be found, until `close`; the memory outlives it."""
+    """The learner's end. It can be found at the path it offers until `close`; the memory outlives that."""
 
     def __init__(self, buffers: int, buffer_bytes: int) -> None:
         self._fd: int | None = os.memfd_create("seedrl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -62,7 +62,7 @@ class OfferedBuffers(SharedBuffers):
         self._memory[:TOKEN_BYTES] = self.offer.token
 
     def close(self) -> None:
-        """Nobody can open it any more; whoever has keeps it."""
+        """Whoever has opened it keeps it."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
