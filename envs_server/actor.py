@@ -161,14 +161,23 @@ class ActorSession:
         self._pool_ready.set()
 
     def _act(self, act: pb.Act) -> None:
-        env_id, buffer = self._pending.pop(act.request_id, (None, 0))
-        if env_id is None or self._pool is None:
-            raise InvalidMessage(f"request_id: expected one in flight, saw {act.request_id}")
-        if buffer:
-            self._free_buffers.append(buffer)
-        action = codec.decode_act(act, len(env_id))
+        if self._pool is None:
+            raise InvalidMessage("message: expected no act before there is a pool, saw one")
+        steps = [self._pending.pop(request_id, None) for request_id in act.request_id]
+        known = [step for step in steps if step is not None]
+        if len(known) < len(steps):
+            raise InvalidMessage(f"request_id: expected some in flight, saw {list(act.request_id)[:8]}")
+        action = codec.decode_act(act, sum(len(env_id) for env_id, _ in known))
+        at = 0
+        for env_id, buffer in known:
+            if buffer:
+                self._free_buffers.append(buffer)
+            self._send(self._pool, action[at : at + len(env_id)], env_id)
+            at += len(env_id)
+
+    def _send(self, pool: Pool, action: NDArray[np.int32], env_id: NDArray[np.int32]) -> None:
         try:
-            self._pool.send(action, env_id)
+            pool.send(action, env_id)
         except Exception as error:
             raise EnvFailed(f"the environment raised: {error!r}") from error
         self.answered = True

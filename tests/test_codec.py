@@ -98,8 +98,8 @@ def test_welcome_roundtrip_gives_same_job(groups: int, group_size: int, **fields
 @settings(deadline=None)
 @given(action=hnp.arrays(np.int32, st.integers(0, 16)), request_id=st.integers(0, 2**64 - 1))
 def test_act_roundtrip_gives_same_actions(action: np.ndarray, request_id: int) -> None:
-    act = through_the_wire(codec.encode_act(request_id, action)).act
-    assert act.request_id == request_id
+    act = through_the_wire(codec.encode_act([request_id, 7], action)).act
+    assert act.request_id == [request_id, 7]
     np.testing.assert_array_equal(codec.decode_act(act, len(action)), action)
 
 

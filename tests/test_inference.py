@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from envs_server.pool import EnvPool
 from seedrl.config import ModelConfig
 from seedrl.models.build import build_model
-from seedrl.serving.inference import sample
+from seedrl.serving.inference import Noise, sample
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows
@@ -317,10 +317,24 @@ def test_run_same_seed_gives_same_actions() -> None:
     assert first != other
 
 
+def draw(logits: torch.Tensor) -> torch.Tensor:
+    return sample(logits, Noise(torch.Generator().manual_seed(0)).like(logits))
+
+
+def test_noise_is_never_used_twice_and_the_same_for_the_same_seed() -> None:
+    def drawn(sizes: list[int]) -> torch.Tensor:
+        noise = Noise(torch.Generator().manual_seed(1), stock=8)
+        return torch.cat([noise.like(torch.zeros(size, 3)) for size in sizes])
+
+    numbers = drawn([3, 5, 8, 20, 1])
+    assert len(numbers.unique()) == numbers.numel()
+    assert torch.equal(numbers, drawn([3, 5, 8, 20, 1]))
+
+
 def test_sample_frequencies_match_softmax() -> None:
     draws = 40_000
     logits = torch.tensor([0.0, 1.0, -2.0, 0.5, -1.0])
-    action = sample(logits.expand(draws, -1), torch.Generator().manual_seed(0))
+    action = draw(logits.expand(draws, -1))
     expected = logits.softmax(dim=-1) * draws
     seen = torch.bincount(action, minlength=5)
     assert float(((seen - expected) ** 2 / expected).sum()) < 18.5  # chi-square, 4 degrees of freedom: p = 0.001
@@ -328,14 +342,14 @@ def test_sample_frequencies_match_softmax() -> None:
 
 def test_sample_rows_are_independent() -> None:
     logits = torch.zeros(20_000, 2)
-    action = sample(logits, torch.Generator().manual_seed(0)).float()
+    action = draw(logits).float()
     correlation = torch.corrcoef(torch.stack([action[:-1], action[1:]]))[0, 1]
     assert abs(float(correlation)) < 0.03
 
 
 def test_sample_extreme_logits_never_picks_the_impossible() -> None:
     logits = torch.tensor([[-1e4, 0.0, -float("inf")]]).expand(10_000, -1)
-    assert sample(logits, torch.Generator().manual_seed(0)).unique().tolist() == [1]
+    assert draw(logits).unique().tolist() == [1]
 
 
 # Uploads and back-pressure.

@@ -58,7 +58,7 @@ class Inference:
         self._slots = slots
         self._store = store
         self._metrics = metrics
-        self._generator = generator
+        self._noise = Noise(generator)
         self._device = device
         self._answer = answer
         self._full = FullRows(np.zeros(0, np.int64), torch.zeros(0, 0))
@@ -86,7 +86,7 @@ class Inference:
             upload(reset, self._device),
         )
         output, next_core_state, version = self._forward(inputs, core_state)
-        action = sample(output.logits, self._generator).cpu().numpy()
+        action = sample(output.logits, self._noise.like(output.logits)).cpu().numpy()
         self._answer(_split(requests, action))
 
         record = Record(batch.reward, batch.flags, position.age, last_action, action, version)
@@ -158,10 +158,27 @@ class Inference:
         metrics.batches += 1
 
 
-def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """One action per row of logits [N, A]: of exponential clocks with these rates, the first to ring."""
-    noise = torch.empty_like(logits).exponential_(generator=generator)
-    return (logits - noise.log_()).argmax(dim=-1)
+class Noise:
+    """Gumbel noise, drawn for many rows at once: a device is asked for random numbers now and then, not every batch."""
+
+    def __init__(self, generator: torch.Generator, stock: int = 4096) -> None:
+        self._generator = generator
+        self._stock = stock  # rows
+        self._rest = torch.empty(0, 0)
+
+    def like(self, logits: Tensor) -> Tensor:
+        """For logits [N, A], always with the same A."""
+        n = len(logits)
+        if len(self._rest) < n:
+            rows = torch.empty(max(n, self._stock), logits.shape[1], device=logits.device)
+            self._rest = rows.exponential_(generator=self._generator).log_().neg_()
+        noise, self._rest = self._rest[:n], self._rest[n:]
+        return noise
+
+
+def sample(logits: Tensor, noise: Tensor) -> Tensor:
+    """One action per row of logits [N, A], each with the probability that its logit stands for."""
+    return (logits + noise).argmax(dim=-1)
 
 
 def _join(requests: list[Request]) -> HostBatch:

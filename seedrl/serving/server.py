@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import grpc
+import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -92,12 +93,16 @@ class Server:
             self._on_failure(error)
 
     def answer(self, answers: list[Answer]) -> None:
-        """Sends actions back."""
+        """Sends actions back, each session's in one message."""
+        by_session: dict[int, list[Answer]] = {}
         for request, action in answers:
             request.session.answered(request.content, request.buffer)
-            outbox = self._outboxes.get(request.session.id)
+            by_session.setdefault(request.session.id, []).append((request, action))
+        for session_id, own in by_session.items():
+            outbox = self._outboxes.get(session_id)
             if outbox is not None:
-                outbox.put_nowait(codec.encode_act(request.request_id, action))
+                action = own[0][1] if len(own) == 1 else np.concatenate([each for _, each in own])
+                outbox.put_nowait(codec.encode_act([request.request_id for request, _ in own], action))
 
     def _run(self) -> None:
         try:

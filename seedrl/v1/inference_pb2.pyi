@@ -115,9 +115,9 @@ class Act(_message.Message):
     __slots__ = ("request_id", "action")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
-    request_id: int
+    request_id: _containers.RepeatedScalarFieldContainer[int]
     action: bytes
-    def __init__(self, request_id: _Optional[int] = ..., action: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[_Iterable[int]] = ..., action: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("steps", "env_seconds", "wait_seconds")

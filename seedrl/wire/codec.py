@@ -5,6 +5,7 @@ Reading never trusts a peer: every length, id and number is checked before it is
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,16 +161,16 @@ def decode_step(step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuf
     return rows
 
 
-def encode_act(request_id: int, action: NDArray[np.int64]) -> pb.StreamResponse:
-    return pb.StreamResponse(act=pb.Act(request_id=request_id, action=action.astype(ACTION, copy=False).tobytes()))
+def encode_act(request_ids: Sequence[int], action: NDArray[np.int64]) -> pb.StreamResponse:
+    return pb.StreamResponse(act=pb.Act(request_id=request_ids, action=action.astype(ACTION).tobytes()))
 
 
 def decode_act(act: pb.Act, rows: int) -> NDArray[np.int32]:
+    """The actions of all Steps it answers, which have so many rows together."""
     action = act.action
-    if len(action) != rows * ACTION.itemsize:
-        raise InvalidMessage(
-            f"action: expected {rows * ACTION.itemsize} bytes ({rows} rows of int32), saw {len(action)}"
-        )
+    size = rows * ACTION.itemsize
+    if len(action) != size:
+        raise InvalidMessage(f"action: expected {size} bytes ({rows} rows of int32), saw {len(action)}")
     return np.frombuffer(action, ACTION)
 
 

@@ -120,10 +120,10 @@ def test_memory_can_be_found_only_until_it_is_used(start_learner: StartLearner) 
         assert Path(actor.memory.path).exists()
         open_buffers(actor.memory)
         actor.step_in(2)
-        assert actor.receive().act.request_id == 1
+        assert actor.receive().act.request_id == [1]
         assert not Path(actor.memory.path).exists() or "memfd:seedrl" not in os.readlink(actor.memory.path)
         actor.send(codec.encode_step(2, make_rows((2, 3))))  # a message without it is as good
-        assert actor.receive().act.request_id == 2
+        assert actor.receive().act.request_id == [2]
 
 
 @pytest.mark.parametrize(("buffer", "complaint"), [(3, "buffer: expected 0 to 2, saw 3"), (1, "buffer: expected one")])

@@ -126,7 +126,7 @@ def test_replies_out_of_order_reach_their_environments(start_actor: StartActor) 
 def test_act_for_no_request_in_flight_is_named_by_the_actor(start_actor: StartActor) -> None:
     def invent(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
         yield from begin(requests)
-        yield codec.encode_act(99, np.zeros(4, np.int32))
+        yield codec.encode_act([99], np.zeros(4, np.int32))
 
     with ScriptedLearner(invent) as learner, pytest.raises(InvalidMessage, match=r"request_id.*99"):
         start_actor(learner.address).join()
@@ -135,7 +135,7 @@ def test_act_for_no_request_in_flight_is_named_by_the_actor(start_actor: StartAc
 def test_act_with_too_few_rows_is_named_by_the_actor(start_actor: StartActor) -> None:
     def shorten(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
         yield from begin(requests)
-        yield codec.encode_act(next_step(requests).request_id, np.zeros(3, np.int32))
+        yield codec.encode_act([next_step(requests).request_id], np.zeros(3, np.int32))
 
     with ScriptedLearner(shorten) as learner, pytest.raises(InvalidMessage, match=r"action: expected 16 bytes.*saw 12"):
         start_actor(learner.address).join()
@@ -149,7 +149,7 @@ def test_act_comes_in_the_order_of_the_rows_of_its_step(start_learner: StartLear
         rows = make_rows(env_id=[3, 0, 2])._replace(observation=observation)
         raw.send(codec.encode_step(77, rows))
         act = raw.receive().act
-    assert act.request_id == 77
+    assert act.request_id == [77]
     assert codec.decode_act(act, 3).tolist() == right_action(observation).tolist()
 
 
@@ -403,7 +403,7 @@ def test_rows_of_a_dead_session_are_dropped_from_the_batch_they_wait_for(start_l
     with RawActor(learner.address) as alive:
         alive.join()
         alive.step(5)
-        assert alive.receive().act.request_id == 5
+        assert alive.receive().act.request_id == [5]
     assert learner.service.serving.dropped_rows["session_ended"] == 4
 
 
@@ -788,7 +788,7 @@ def next_step(requests: Iterator[pb.StreamRequest]) -> pb.Step:
 def answer(step: pb.Step) -> pb.StreamResponse:
     parts = StepParts(step.request_id, step.env_id, step.observation, step.reward, step.flags)
     rows = codec.decode_step(parts, SPEC, num_envs=8)
-    return codec.encode_act(step.request_id, right_action(rows.observation).astype(np.int32))
+    return codec.encode_act([step.request_id], right_action(rows.observation).astype(np.int32))
 
 
 def never_answer(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
