@@ -1,13 +1,14 @@
 """`seedrl bench`: runs stages, shows what they find, and writes it down."""
 
 import importlib
+import time
 from pathlib import Path
 
 from bench.harness import Report, fingerprint, write
 from seedrl.config import BenchConfig
 from seedrl.errors import ConfigError
 
-STAGES = ("pool", "batcher", "inference", "learner", "service")
+STAGES = ("pool", "batcher", "inference", "learner", "service", "weights_or_observations", "learning")
 
 
 def run_bench(config: BenchConfig) -> list[Report]:
@@ -17,10 +18,13 @@ def run_bench(config: BenchConfig) -> list[Report]:
     names = STAGES if config.stage == "all" else (config.stage,)
     machine = fingerprint()
     print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}, commit {machine['commit']}")
-    reports = []
+    reports: list[Report] = []
     for name in names:
-        print(f"\n{name}: {importlib.import_module(f'bench.{name}').__doc__.splitlines()[0]}", flush=True)
-        reports.append(importlib.import_module(f"bench.{name}").run(config))
+        began = time.monotonic()
+        stage = importlib.import_module(f"bench.{name}")
+        print(f"\n{name}: {str(stage.__doc__).splitlines()[0]}", flush=True)
+        reports.append(stage.run(config))
+        reports[-1].seconds = time.monotonic() - began
     if config.out:
         write(Path(config.out), reports)
         print(f"\nwritten to {config.out}")
