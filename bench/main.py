@@ -2,6 +2,7 @@
 
 import importlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.harness import Report, fingerprint, write
@@ -29,3 +30,18 @@ def run_bench(config: BenchConfig) -> list[Report]:
         write(Path(config.out), reports)
         print(f"\nwritten to {config.out}")
     return reports
+
+
+def with_files(verb: str, names: Sequence[str]) -> int:
+    """`compare A.json B.json` or `render FILE.json [RESULTS.md]`; returns the exit code."""
+    files = [Path(name) for name in names]
+    if verb == "compare" and len(files) == 2:
+        from bench.compare import compare
+
+        return compare(*files)
+    if verb == "render" and 1 <= len(files) <= 2:
+        from bench.results import render
+
+        render(files[0], files[1] if len(files) == 2 else files[0].with_name("RESULTS.md"))
+        return 0
+    raise ConfigError(f"{verb} cannot work with {len(files)} files; seedrl bench --help says what it takes")
