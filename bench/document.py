@@ -48,8 +48,8 @@ def read(path: Path) -> Document:
         raise ConfigError(f"{path} is no JSON: {error}; give a file that seedrl bench out=FILE wrote") from error
     try:
         document = Document(content["fingerprint"], content.get("stages", [content]))
-        if not all(all(ratio.values) for ratio in document.ratios.values()):
-            raise ValueError("a ratio without repeats or of 0")
+        if not all(min(ratio.values) > 0 for ratio in document.ratios.values()):  # of no values: ValueError, too
+            raise ValueError("a ratio that is not positive")
         return document
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
