@@ -117,7 +117,8 @@ def overview(ratios: Sequence[Ratio]) -> Any:
     axes.axvline(1, color="black", linestyle="--", linewidth=1)
     axes.set_yticks(range(len(ratios)), [ratio.name for ratio in reversed(ratios)], fontsize=8)
     axes.set_ylim(-0.6, len(ratios) - 0.4)
-    axes.set_xlabel("share of the bound used; left of the line is met (filled), lines span all repeats", fontsize=8)
+    axes.set_xlabel("share of the bound used; left of the line is met (filled), bars span all repeats", fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -141,7 +142,7 @@ def _lines(axes: Any, panel: Panel, rows: Sequence[Row]) -> None:
     series = [(group, y) for group in groups for y in panel.ys]
     for (group, y), (marker, dash, colour) in zip(series, STYLES, strict=False):
         points = sorted((row[panel.x], row[y]) for row in rows if group is None or row[panel.by] == group)
-        label = y if group is None else f"{group}" if panel.by == "side" else f"{group} {panel.by}"
+        label = y if group is None else str(group) if panel.by == "side" else f"{panel.by} {group}"
         axes.plot(*zip(*points, strict=True), marker=marker, linestyle=dash, color=colour, label=label)
     if panel.log_x:
         axes.set_xscale("log", base=2)
@@ -149,8 +150,8 @@ def _lines(axes: Any, panel: Panel, rows: Sequence[Row]) -> None:
     if panel.log_y:
         axes.set_yscale("log")
     else:
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.set_ylim(0, 1.08 * max(row[y] for row in rows for y in panel.ys))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     if len(series) > 1:
         axes.legend(fontsize=8, frameon=False)
 
@@ -165,6 +166,7 @@ def learning(stage: Stage) -> Any:
         for axes, key, words in zip(row, ("env_steps", "seconds"), ("environment steps", "seconds"), strict=True):
             _curves(axes, runs, key)
             _label(axes, words, "mean return of 100 episodes", f"{task}, {len(runs)} seeds")
+            axes.locator_params(axis="x", nbins=5, integer=True)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     return figure
 

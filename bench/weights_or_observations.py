@@ -106,6 +106,7 @@ def run(config: BenchConfig) -> Report:
     for case, replica in replicas.items():
         by_repeat = [{part: each[i].cpu_us for part, each in turns.items()} for i in range(config.repeats)]
         _add(report, case, replica, [_costs(case, replica, cpu_us) for cpu_us in by_repeat])
+    report.note("Observations are cheaper up to so many steps of an actor between two publishes.")
     report.note(f"Times are CPU µs. Groups of {GROUP} rows, full batches of {CENTRAL}, unrolls of {UNROLL} steps.")
     report.note(f"Ratios are for {ACTORS} actors, {PRESET_STEPS} steps per update (the presets' batch), a CPU learner.")
     return report
@@ -210,8 +211,8 @@ def _add(report: Report, case: Case, replica: Replica, repeats: list[Costs]) -> 
             "case": case.name,
             "bytes per step, observations": case.row_bytes,
             "bytes per step, weights": case.unroll_row_bytes + replica.weight_bytes / steps,
-            "steps per publish": crossover_words(costs.crossover(accelerator=False)),
-            "with accelerator": crossover_words(costs.crossover(accelerator=True)),
+            "observations cheaper, CPU learner": crossover_words(costs.crossover(accelerator=False)),
+            "observations cheaper, accelerator": crossover_words(costs.crossover(accelerator=True)),
         }
     )
     report.add({"case": case.name, **{name.replace("_", " "): getattr(costs, name) for name in Costs.__slots__}})
@@ -227,4 +228,4 @@ def _add(report: Report, case: Case, replica: Replica, repeats: list[Costs]) -> 
 
 def crossover_words(steps: float | None) -> str:
     """Where observations win, as a cell of the table."""
-    return "always" if steps is None else f"up to {steps:,.0f}"
+    return "always" if steps is None else f"up to {steps:,.0f} steps"

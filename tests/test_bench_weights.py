@@ -32,7 +32,7 @@ def test_crossover_with_an_accelerator_forgets_the_central_forward() -> None:
 
 def test_crossover_in_words() -> None:
     assert crossover_words(None) == "always"
-    assert crossover_words(1234.5) == "up to 1,234"
+    assert crossover_words(1234.5) == "up to 1,234 steps"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
