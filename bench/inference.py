@@ -55,8 +55,7 @@ class ServingPath:
             stopping=lambda: False,
         )
         slots = np.arange(rows)
-        nobody = np.zeros(rows, np.bool_)
-        session = Session(id=1, name="bench", slots=slots, in_flight=nobody, expects_reset=nobody)
+        session = Session(id=1, name="bench", slots=slots, expects=np.zeros(rows, np.uint8))
         frames = np.random.default_rng(1).integers(0, 255, (rows, *SPEC.observation.shape)).astype(np.uint8)
         first, later = (
             Rows(slots.astype(np.int32), frames, np.zeros(rows, np.float32), np.full(rows, flags, np.uint8))

@@ -1,5 +1,6 @@
 """Training from a full store (gather, loss, clip, optimiser, publish) against a bare forward and backward."""
 
+import numpy as np
 import torch
 
 from bench.harness import Report, against_floor
@@ -10,8 +11,8 @@ from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
 from seedrl.models.build import build_model
 from seedrl.policy import Policy
-from seedrl.store import Store
-from seedrl.types import ModelInput, ModelOutput
+from seedrl.store import Record, Store
+from seedrl.types import ModelOutput
 
 HEADLINE_UNROLLS = 32
 
@@ -49,32 +50,23 @@ class FullStore:
         self._learner = Learner(config, self._model, self._store, policy, LearningMetrics(), env_steps=lambda: 0)
         self._write_noise(unrolls)
         self._fill()
-        self._batch = self._store.gather(torch.arange(1, unrolls + 1))
+        self._batch = self._store.gather(np.arange(1, unrolls + 1))
         self._steps = unrolls * config.algorithm.unroll_length
 
     def _write_noise(self, unrolls: int) -> None:
         """Frames, rewards and logits as a run might have them: gradients that vanish have another cost."""
-        entry = torch.arange(1, unrolls + 1)
-        generator = torch.Generator().manual_seed(1)
+        entry = np.arange(1, unrolls + 1)
+        random = np.random.default_rng(1)
         for t in range(self._store.unroll_length + 1):
-            t_b = torch.full_like(entry, t)
-            frames = torch.randint(0, 255, (unrolls, *SPEC.observation.shape), dtype=torch.uint8, generator=generator)
-            nothing = torch.zeros(unrolls)
-            action = torch.randint(0, SPEC.num_actions, (unrolls,), generator=generator)
-            reward = torch.randn(unrolls, generator=generator)
-            logits = 0.1 * torch.randn(unrolls, SPEC.num_actions, generator=generator)
-            self._store.write_frames(entry, t_b, frames)
-            self._store.write_rows(
-                entry,
-                t_b,
-                ModelInput(frames, reward, action, nothing.bool()),
-                ModelOutput(logits, nothing),
-                terminated=nothing.bool(),
-                truncated=nothing.bool(),
-                age=t_b.clamp(max=FRAME_STACK - 1),
-                action=action,
-                policy_version=0,
-            )
+            age = np.full(unrolls, min(t, FRAME_STACK - 1))
+            action = random.integers(0, SPEC.num_actions, unrolls)
+            reward = random.standard_normal(unrolls, np.float32)
+            frames = random.integers(0, 255, (unrolls, *SPEC.observation.shape), np.uint8)
+            logits = 0.1 * random.standard_normal((unrolls, SPEC.num_actions), np.float32)
+            place = self._store.place(entry, np.full(unrolls, t), age)
+            self._store.write_frames(place.frame, frames)
+            record = Record(reward, np.zeros(unrolls, np.uint8), age, action, action, policy_version=0)
+            self._store.write_rows(place, record, ModelOutput(torch.from_numpy(logits), torch.zeros(unrolls)))
 
     def update(self) -> int:
         self._learner.update(timeout=1.0)

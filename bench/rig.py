@@ -25,6 +25,7 @@ from seedrl.specs import EnvSpec
 from seedrl.store import Store
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire.codec import RESET
 
 CPU = torch.device("cpu")
 
@@ -90,7 +91,7 @@ class ServingRig:
     @property
     def served(self) -> int:
         """Actors that have sent a request."""
-        return sum(not session.expects_reset.all() for session in self._sessions.open.values())
+        return sum(not (session.expects == RESET).all() for session in self._sessions.open.values())
 
     @property
     def _store(self) -> Store | None:

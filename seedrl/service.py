@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from seedrl.config import Device, LearnerConfig, check
-from seedrl.errors import ConfigError, Mismatch, SeedrlError, ThreadDied
+from seedrl.config import LearnerConfig, check
+from seedrl.device import choose_device, free_bytes
+from seedrl.errors import Mismatch, SeedrlError, ThreadDied
 from seedrl.learning import checkpoint as checkpoints
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics, ServingMetrics
@@ -79,7 +79,7 @@ class LearnerService:
     def __init__(self, config: LearnerConfig) -> None:
         check(config)
         self.config = config
-        self.device = _device(config.device)
+        self.device = choose_device(config.device)
         self.stop = Stop()
         self.run_directory = RunDirectory.prepare(config)
         self.run_directory.claim(config)
@@ -254,7 +254,7 @@ class LearnerService:
     def _check_memory(self, spec: EnvSpec) -> None:
         """Refuses spaces whose store would not fit; runs in the server thread for the first actor's."""
         needed = Store.bytes_needed(spec, **_store_sizes(self.config, core_size=2 * self.config.model.lstm))
-        free = _free_bytes(self.device)
+        free = free_bytes(self.device)
         if free is not None and needed > free:
             raise Mismatch(
                 f"spaces: the store for {spec} needs {needed / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free; "
@@ -351,22 +351,3 @@ def _store_sizes(config: LearnerConfig, core_size: int) -> dict[str, int]:
         "frame_stack": config.env.frame_stack,
         "core_size": core_size,
     }
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    """What can be allocated on the device; None where the system does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _device(wanted: Device) -> torch.device:
-    if wanted is Device.cpu or (wanted is Device.auto and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch sees no CUDA device here; set device=cpu")
-    return torch.device("cuda")

@@ -1,4 +1,4 @@
-"""The unrolls on the device: the hand-off from serving to learning. Knows nothing of streams, models or losses.
+"""The unrolls: the hand-off from serving to learning. Knows nothing of streams, models or losses.
 
 One preallocated ring. An *entry* is room for one unroll: T+1 rows, the core_state before row 0, and the frames of those
 rows preceded by the frame_stack-1 frames that the stack of row 0 reaches back to. Each slot always owns one entry,
@@ -8,17 +8,48 @@ which inference writes row by row; `capacity` further entries are free or hold f
 
 Consecutive unrolls of a slot share one row: row T of one is row 0 of the next. Frames are stored once; `stacks`
 rebuilds what the policy saw, by index, for inference and training alike.
+
+What the device makes or needs at every step (frames, logits, values, core_state) is on the device and stays there. What
+the host knows anyway (rewards, flags, actions) is kept on the host and uploaded with the train batch: a few bytes per
+row, and no kernel for them at every step.
 """
 
 import threading
 from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from seedrl.device import upload
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
+from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED
+
+Indices = NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """Where some rows are, as indices into the store's columns."""
+
+    host: Indices  # [N]
+    row: Tensor  # [N]  the same on the device
+    frame: Tensor  # [N]  the newest frame of each
+    stack: Tensor  # [N * frame_stack]  all frames of each, oldest first
+
+
+class Record(NamedTuple):
+    """What the host knows of some rows."""
+
+    reward: NDArray[np.float32]  # [N]
+    flags: NDArray[np.uint8]  # [N]
+    age: Indices  # [N]  rows since the episode began, at most frame_stack - 1
+    last_action: Indices  # [N]
+    action: Indices  # [N]
+    policy_version: Indices | int  # [N]  of the weights that chose the action
 
 
 class Store:
@@ -44,49 +75,35 @@ class Store:
         self._observation_shape = spec.observation.stacked(frame_stack).shape
         self._device = device
         entries = slots + capacity
-
-        def column(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.zeros(entries * self._rows, *shape, dtype=dtype, device=device)
+        rows = entries * self._rows
 
         self._frame_dtype: torch.dtype = getattr(torch, spec.observation.dtype)
         self._word = _widest_word(spec.observation.nbytes)
         words = spec.observation.nbytes // self._word.itemsize
         self._frames = torch.empty(entries * self._frame_rows, words, dtype=self._word, device=device)
-        self._reward = column(torch.float32)
-        self._reset = column(torch.bool)
-        self._terminated = column(torch.bool)
-        self._truncated = column(torch.bool)
-        self._age = column(torch.int64)
-        self._last_action = column(torch.int64)
-        self._action = column(torch.int64)
-        self._logits = column(torch.float32, spec.num_actions)
-        self._value = column(torch.float32)
-        self._policy_version = column(torch.int64)
+        self._logits = torch.zeros(rows, spec.num_actions, device=device)
+        self._value = torch.zeros(rows, device=device)
         self._core_state = torch.zeros(entries, core_size, device=device)
+        self._host = Record(
+            reward=np.zeros(rows, np.float32),
+            flags=np.zeros(rows, np.uint8),
+            age=np.zeros(rows, np.int64),
+            last_action=np.zeros(rows, np.int64),
+            action=np.zeros(rows, np.int64),
+            policy_version=np.zeros(rows, np.int64),
+        )
         self.slot = np.zeros(entries, np.int64)  # whose unroll an entry holds
 
-        self._columns = [
-            self._reward,
-            self._reset,
-            self._terminated,
-            self._truncated,
-            self._age,
-            self._last_action,
-            self._action,
-            self._logits,
-            self._value,
-            self._policy_version,
-        ]
-        self._time = torch.arange(self._rows, device=device)
-        self._back = torch.arange(frame_stack - 1, -1, -1, device=device)  # oldest frame first
+        self._time = np.arange(self._rows)[:, np.newaxis]
+        self._back = np.arange(frame_stack - 1, -1, -1)  # oldest frame first
         self._free = list(range(slots, entries))
         self._ready: deque[int] = deque()
         self._changed = threading.Condition()
 
     @property
     def nbytes(self) -> int:
-        tensors = [self._frames, self._core_state, *self._columns]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        """On the device."""
+        return sum(each.nbytes for each in (self._frames, self._logits, self._value, self._core_state))
 
     @classmethod
     def bytes_needed(cls, spec: EnvSpec, **sizes: int) -> int:
@@ -98,55 +115,49 @@ class Store:
         """Finished unrolls waiting to be trained on."""
         return len(self._ready)
 
-    # Written by inference, one row of each of N entries at a time.
-
-    def write_frames(self, entry: Tensor, t: Tensor, observation: Tensor) -> None:
-        frames = observation.contiguous().view(len(observation), -1).view(self._word)
-        self._frames.index_copy_(0, self._frame_index(entry, t), frames)
-
-    def stacks(self, entry: Tensor, t: Tensor, age: Tensor) -> Tensor:
-        """The stacked observations [..., frame_stack * C, ...] of rows t of entries, indices of any shape.
+    def place(self, entry: Indices, t: Indices, age: Indices) -> Place:
+        """Where rows t of entries are, all indices [N], uploaded at once.
 
         `age` counts rows since the episode began, at most frame_stack-1: an older frame than the first of the
         episode is the first of the episode, as envpool's own stack_num has it.
         """
-        newest = self._frame_index(entry, t)
-        if self.frame_stack == 1:
-            frames = self._frames.index_select(0, newest.flatten())
-        else:
-            index = newest.unsqueeze(-1) - torch.minimum(self._back, age.unsqueeze(-1))
-            frames = self._frames.index_select(0, index.flatten())
-        return frames.view(self._frame_dtype).view(*newest.shape, *self._observation_shape)
-
-    def write_rows(
-        self,
-        entry: Tensor,
-        t: Tensor,
-        inputs: ModelInput,
-        output: ModelOutput,
-        *,
-        terminated: Tensor,
-        truncated: Tensor,
-        age: Tensor,
-        action: Tensor,
-        policy_version: int,
-    ) -> None:
-        """Everything but the frames; all arguments [N, ...]."""
         row = entry * self._rows + t
-        self._reward.index_copy_(0, row, inputs.reward)
-        self._reset.index_copy_(0, row, inputs.reset)
-        self._terminated.index_copy_(0, row, terminated)
-        self._truncated.index_copy_(0, row, truncated)
-        self._age.index_copy_(0, row, age)
-        self._last_action.index_copy_(0, row, inputs.last_action)
-        self._action.index_copy_(0, row, action)
-        self._logits.index_copy_(0, row, output.logits)
-        self._value.index_copy_(0, row, output.value)
-        self._policy_version.index_fill_(0, row, policy_version)
+        frame = entry * self._frame_rows + t + (self.frame_stack - 1)
+        if self.frame_stack == 1:
+            row_on_device, frame_on_device = upload(np.stack((row, frame)), self._device)
+            return Place(row, row_on_device, frame_on_device, frame_on_device)
+        stack = frame[:, np.newaxis] - np.minimum(self._back, age[:, np.newaxis])
+        index = upload(np.concatenate((row, frame, stack.reshape(-1))), self._device)
+        n = len(row)
+        return Place(row, index[:n], index[n : 2 * n], index[2 * n :])
 
-    def begin(self, entry: Tensor, core_state: Tensor) -> None:
+    # Written by inference, one row of each of N entries at a time.
+
+    def write_frames(self, frame: Tensor, observation: NDArray[Any]) -> None:
+        """Observations [n, ...] at these indices [n], straight from where they arrived."""
+        if self._device.type == "cpu":  # by numpy, which moves whole rows, from any address
+            rows = np.ascontiguousarray(observation).reshape(len(observation), -1)
+            self._frames.view(torch.uint8).numpy()[frame.numpy()] = rows.view(np.uint8)
+        else:
+            frames = upload(np.ascontiguousarray(observation), self._device)
+            self._frames.index_copy_(0, frame, frames.view(len(frames), -1).view(self._word))
+
+    def stacks(self, place: Place) -> Tensor:
+        """The stacked observations [N, frame_stack * C, ...] of these rows."""
+        frames = self._frames.index_select(0, place.stack)
+        return frames.view(self._frame_dtype).view(-1, *self._observation_shape)
+
+    def write_rows(self, place: Place, record: Record, output: ModelOutput) -> None:
+        """Everything but the frames; all of it [N, ...]."""
+        for column, values in zip(self._host, record, strict=True):
+            column[place.host] = values  # type: ignore[index]
+        self._logits.index_copy_(0, place.row, output.logits)
+        self._value.index_copy_(0, place.row, output.value)
+
+    def begin(self, entry: Indices, core_state: Tensor) -> None:
         """The core_state [N, S] before row 0 of these entries."""
-        self._core_state.index_copy_(0, entry, core_state)
+        if core_state.shape[1]:
+            self._core_state.index_copy_(0, upload(entry, self._device), core_state)
 
     def reserve(self, count: int, timeout: float) -> list[int]:
         """Up to `count` free entries, at least one, waiting for the learner if there is none; empty at the timeout."""
@@ -155,15 +166,21 @@ class Store:
             # The newest first: what was read last is still in the caches.
             return [self._free.pop() for _ in range(min(count, len(self._free)))]
 
-    def roll(self, finished: Tensor, fresh: Tensor) -> None:
+    def roll(self, finished: Indices, fresh: Indices) -> None:
         """Makes row T of finished entries row 0 of fresh ones, with the frames its stack reaches back to."""
         source, target = finished * self._rows + self.unroll_length, fresh * self._rows
-        for column in self._columns:
-            column.index_copy_(0, target, column.index_select(0, source))
-        stack = torch.arange(self.frame_stack, device=self._device)
-        source = (finished * self._frame_rows + self.unroll_length).unsqueeze(-1) + stack
-        target = (fresh * self._frame_rows).unsqueeze(-1) + stack
-        self._frames.index_copy_(0, target.flatten(), self._frames.index_select(0, source.flatten()))
+        for column in self._host:
+            column[target] = column[source]  # type: ignore[index]
+        self._copy((self._logits, self._value), source, target)
+        stack = np.arange(self.frame_stack)
+        source = (finished * self._frame_rows + self.unroll_length)[:, np.newaxis] + stack
+        target = (fresh * self._frame_rows)[:, np.newaxis] + stack
+        self._copy((self._frames,), source.reshape(-1), target.reshape(-1))
+
+    def _copy(self, columns: Sequence[Tensor], source: Indices, target: Indices) -> None:
+        here, there = upload(np.stack((source, target)), self._device)
+        for column in columns:
+            column.index_copy_(0, there, column.index_select(0, here))
 
     def commit(self, entries: list[int]) -> None:
         """These unrolls are finished: the learner may train on them."""
@@ -180,7 +197,7 @@ class Store:
             if not self._changed.wait_for(lambda: len(self._ready) >= count, timeout):
                 return None
             entries = [self._ready.popleft() for _ in range(count)]
-        unrolls = self.gather(torch.tensor(entries, device=self._device))
+        unrolls = self.gather(np.array(entries, np.int64))
         with self._changed:
             self._free.extend(entries)
             self._changed.notify_all()
@@ -195,37 +212,38 @@ class Store:
             self._changed.notify_all()
         return count
 
-    def gather(self, entry: Tensor) -> Unrolls:
+    def gather(self, entry: Indices) -> Unrolls:
         """The unrolls of these entries [B], time-major."""
-        entry_tb = entry.expand(self._rows, -1)
-        t_tb = self._time.unsqueeze(-1).expand(-1, len(entry))
-        row = (entry_tb * self._rows + t_tb).flatten()
+        row = entry * self._rows + self._time  # [T+1, B]
+        t = np.broadcast_to(self._time, row.shape)
+        record = Record(*(column[row] for column in self._host))  # type: ignore[index]
+        place = self.place(np.broadcast_to(entry, row.shape).reshape(-1), t.reshape(-1), record.age.reshape(-1))
 
         def rows(column: Tensor) -> Tensor:
-            return column.index_select(0, row).view(self._rows, len(entry), *column.shape[1:])
+            return column.index_select(0, place.row).view(*row.shape, *column.shape[1:])
+
+        def flag(bit: int) -> Tensor:
+            return upload((record.flags & bit) != 0, self._device)
 
         return Unrolls(
             inputs=ModelInput(
-                observation=self.stacks(entry_tb, t_tb, rows(self._age)),
-                reward=rows(self._reward),
-                last_action=rows(self._last_action),
-                reset=rows(self._reset),
+                observation=self.stacks(place).view(*row.shape, *self._observation_shape),
+                reward=upload(record.reward, self._device),
+                last_action=upload(record.last_action, self._device),
+                reset=flag(RESET),
             ),
-            terminated=rows(self._terminated),
-            truncated=rows(self._truncated),
-            action=rows(self._action),
+            terminated=flag(TERMINATED),
+            truncated=flag(TRUNCATED),
+            action=upload(record.action, self._device),
             behavior_logits=rows(self._logits),
             behavior_value=rows(self._value),
-            policy_version=rows(self._policy_version),
-            core_state=self._core_state.index_select(0, entry),
+            policy_version=np.asarray(record.policy_version),
+            core_state=self._core_state.index_select(0, upload(entry, self._device)),
         )
-
-    def _frame_index(self, entry: Tensor, t: Tensor) -> Tensor:
-        return entry * self._frame_rows + (self.frame_stack - 1) + t
 
 
 def _widest_word(nbytes: int) -> torch.dtype:
-    """The widest integer that rows of this size consist of: torch moves words seven times as fast as single bytes."""
+    """The widest integer that rows of this size consist of: torch moves those seven times as fast as single bytes."""
     for word in (torch.int64, torch.int32, torch.int16):
         if nbytes % word.itemsize == 0:
             return word

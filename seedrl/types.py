@@ -5,6 +5,8 @@ Knows nothing of who makes or reads them. A row is one step: what the environmen
 
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -31,5 +33,5 @@ class Unrolls(NamedTuple):
     action: Tensor  # [T+1, B]  int64
     behavior_logits: Tensor  # [T+1, B, A]
     behavior_value: Tensor  # [T+1, B]
-    policy_version: Tensor  # [T+1, B]  int64, of the weights that chose the action
+    policy_version: NDArray[np.int64]  # [T+1, B]  of the weights that chose the action; on the host
     core_state: Tensor  # [B, S]  before row 0

@@ -6,6 +6,7 @@ from tests.builders import learner_parts, model_input, record
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,8 +15,9 @@ from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
 from seedrl.policy import Policy
 from seedrl.specs import EnvSpec
-from seedrl.store import Store
+from seedrl.store import Record, Store
 from seedrl.types import ModelInput, ModelOutput
+from seedrl.wire.codec import RESET, TERMINATED
 from tests.fakes import TinyModel, make_spec
 
 torch.set_num_threads(1)  # tensors here are tiny: on a busy machine a second thread costs far more than it brings
@@ -58,26 +60,27 @@ def record(
     inputs = inputs._replace(reward=reward(inputs.reward))
     entries = store.reserve(unrolls, timeout=0)
     assert len(entries) == unrolls, "the store is too small for this test"
-    entry = torch.tensor(entries)
+    entry = np.array(entries)
     core_state = torch.randn(unrolls, int(model.core_size), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
     store.begin(entry, core_state)
-    ended = torch.cat([inputs.reset[1:], torch.zeros(1, unrolls, dtype=torch.bool)])
+    ends = torch.cat([inputs.reset[1:], torch.zeros(1, unrolls, dtype=torch.bool)])
     for t in range(store.unroll_length + 1):
-        row, time = row_of(inputs, t), torch.full((unrolls,), t)
+        row = row_of(inputs, t)
         with torch.inference_mode():
             output, core_state = model(row, core_state)
-        store.write_frames(entry, time, row.observation[0])
-        store.write_rows(
-            entry,
-            time,
-            ModelInput(*(tensor[0] for tensor in row)),
-            ModelOutput(*(tensor[0] for tensor in output)),
-            terminated=ended[t],
-            truncated=torch.zeros_like(ended[t]),
-            age=torch.zeros_like(time),
-            action=output.logits[0].argmax(dim=-1),
+        nothing = np.zeros(unrolls, np.int64)
+        place = store.place(entry, nothing + t, age=nothing)
+        store.write_frames(place.frame, row.observation[0].numpy())
+        reset, ended = inputs.reset[t].numpy(), ends[t].numpy()
+        known = Record(
+            reward=row.reward[0].numpy(),
+            flags=(RESET * reset + TERMINATED * ended).astype(np.uint8),
+            age=nothing,
+            last_action=row.last_action[0].numpy(),
+            action=output.logits[0].argmax(dim=-1).numpy(),
             policy_version=policy_version,
         )
+        store.write_rows(place, known, ModelOutput(*(tensor[0] for tensor in output)))
     store.commit(entries)
 
 

@@ -98,15 +98,14 @@ class Rig:
             id=self._sessions,
             name="actor",
             slots=np.array(slots, np.int64),
-            in_flight=np.zeros(n, np.bool_),
-            expects_reset=np.ones(n, np.bool_),
+            expects=np.full(n, RESET, np.uint8),
         )
 
     def request(self, session: Session, rows: Rows) -> Request:
         self._requests += 1
         return Request(session, self._requests, rows, session.slots[rows.env_id])
 
-    def run(self, *requests: Request) -> list[NDArray[np.int32]]:
+    def run(self, *requests: Request) -> list[NDArray[np.int64]]:
         self.answers.clear()
         self.inference.run(list(requests))
         return [action for _, action in self.answers]
@@ -117,6 +116,6 @@ class Rig:
         for _ in range(steps):
             rows = pool.recv()
             (action,) = self.run(self.request(session, rows))
-            pool.send(action, rows.env_id)
+            pool.send(action.astype(np.int32), rows.env_id)
             history.append(rows)
         return history

@@ -34,7 +34,7 @@ GENERATED = "seedrl.v1"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.types"),
     ("seedrl.v1", "seedrl.wire", "seedrl.models"),
-    ("seedrl.policy", "seedrl.store"),
+    ("seedrl.device", "seedrl.policy", "seedrl.store"),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
     ("seedrl.rundir", "seedrl.progress", "seedrl.snapshot", "seedrl.service", "seedrl.launch"),
     ("seedrl.commands",),
@@ -47,6 +47,7 @@ BLIND = {"seedrl.serving", "seedrl.learning", "envs_server"}
 MAY_IMPORT: dict[str, set[str]] = {
     "torch": {
         "seedrl.types",
+        "seedrl.device",
         "seedrl.models",
         "seedrl.policy",
         "seedrl.store",

@@ -64,7 +64,7 @@ def to_unrolls(rows: Rows, length: int = 3) -> Unrolls:
         action=row["action"],
         behavior_logits=behavior_logits,
         behavior_value=torch.zeros(index.shape),
-        policy_version=torch.zeros_like(row["action"]),
+        policy_version=np.zeros(index.shape, np.int64),
         core_state=torch.zeros(index.shape[1], 0),
     )
 
@@ -156,7 +156,7 @@ def random_unrolls(length: int = 5, batch: int = 4, actions: int = 3, seed: int 
         action=torch.randint(actions, shape, generator=generator),
         behavior_logits=torch.randn(*shape, actions, generator=generator, dtype=torch.float64),
         behavior_value=torch.randn(shape, generator=generator),
-        policy_version=torch.zeros(shape, dtype=torch.int64),
+        policy_version=np.zeros(shape, np.int64),
         core_state=torch.zeros(batch, 0),
     )
 
@@ -176,7 +176,7 @@ def disturbed(unrolls: Unrolls, output: ModelOutput, rows: Tensor) -> tuple[Unro
             action=torch.where(rows, (unrolls.action + 1) % 3, unrolls.action),
             behavior_logits=torch.where(pick, 50 * other.behavior_logits, unrolls.behavior_logits),
             behavior_value=torch.where(rows, 1e6, unrolls.behavior_value),
-            policy_version=torch.where(rows, 99, unrolls.policy_version),
+            policy_version=np.where(rows.numpy(), 99, unrolls.policy_version),
         ),
         output._replace(logits=torch.where(pick, 50 * random_output(unrolls, seed=8).logits, output.logits)),
     )

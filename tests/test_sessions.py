@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
-from seedrl.serving.sessions import Session, SessionTable, session_seed
+from seedrl.serving.sessions import IN_FLIGHT, Session, SessionTable, session_seed
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows, encode_step
 from seedrl.wire.framing import serialize
 from tests.fakes import make_spec
@@ -76,8 +76,7 @@ def test_join_after_leave_reuses_slots_under_new_id() -> None:
     assert third.slots.tolist() == first.slots.tolist()
     assert third.id not in (first.id, second.id)
     assert (first.alive, second.alive, third.alive) == (False, True, True)
-    assert third.expects_reset.all()
-    assert not third.in_flight.any()
+    assert (third.expects == RESET).all()
 
 
 def test_leave_twice_frees_slots_once() -> None:
@@ -232,7 +231,7 @@ class Lives(RuleBasedStateMachine):
     def admit(self, data: st.DataObject, ending: int) -> None:
         session = data.draw(st.sampled_from(self.sessions))
         env_id = data.draw(st.lists(st.integers(0, ENVS - 1), min_size=1, max_size=ENVS))
-        rows = make_rows(env_id, [(RESET if session.expects_reset[env] else 0) | ending for env in env_id])
+        rows = make_rows(env_id, [(session.expects[env]) | ending for env in env_id])
         busy = {int(env) for owner, waiting in self.waiting if owner is session for env in waiting.env_id}
         if busy & set(env_id):
             with pytest.raises(InvalidMessage, match="in flight"):
@@ -252,7 +251,7 @@ class Lives(RuleBasedStateMachine):
         """In any order, and to the dead as well."""
         session, rows = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
         session.answered(rows)
-        assert not session.in_flight[rows.env_id].any()
+        assert not (session.expects[rows.env_id] == IN_FLIGHT).any()
 
     @invariant()
     def no_slot_is_leased_twice(self) -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedrl.serving.slots import Slots
+from seedrl.serving.slots import Position, Slots
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED
 
 
@@ -26,8 +26,29 @@ def rewards(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
+def locate(slots: Slots, which: np.ndarray, row_flags: np.ndarray) -> Position:
+    return slots.locate(which, which[(row_flags & RESET) != 0])
+
+
+def advance(slots: Slots, which: np.ndarray, action: int = 0) -> None:
+    slots.advance(which, np.full(len(which), action), torch.zeros(len(which), 0))
+
+
+def test_last_action_is_the_one_before_and_zero_where_an_episode_begins() -> None:
+    slots = make_slots()
+    advance(slots, indices(0, 1, 2), action=5)
+    locate(slots, indices(0, 1), flags(RESET, 0))
+    assert slots.last_action(indices(0, 1, 2, 3)).tolist() == [0, 5, 5, 0]
+
+
+def test_core_state_is_what_each_slot_remembered_last() -> None:
+    slots = Slots(3, frame_stack=1, core_size=2, device=torch.device("cpu"))
+    slots.advance(indices(2, 0), indices(0, 0), torch.tensor([[2.0, 2.5], [0.0, 0.5]]))
+    assert slots.core_state(indices(0, 1, 2)).tolist() == [[0.0, 0.5], [0.0, 0.0], [2.0, 2.5]]
+
+
 def test_locate_fresh_slots_start_at_row_zero_of_their_own_entry() -> None:
-    position = make_slots().locate(indices(2, 0), flags(RESET, RESET))
+    position = locate(make_slots(), indices(2, 0), flags(RESET, RESET))
     assert position.entry.tolist() == [2, 0]
     assert position.t.tolist() == [0, 0]
     assert position.age.tolist() == [0, 0]
@@ -35,46 +56,46 @@ def test_locate_fresh_slots_start_at_row_zero_of_their_own_entry() -> None:
 
 def test_advance_moves_only_the_slots_given() -> None:
     slots = make_slots()
-    slots.advance(indices(1, 3))
-    slots.advance(indices(3))
-    assert slots.locate(indices(0, 1, 2, 3), flags(0, 0, 0, 0)).t.tolist() == [0, 1, 0, 2]
+    advance(slots, indices(1, 3))
+    advance(slots, indices(3))
+    assert locate(slots, indices(0, 1, 2, 3), flags(0, 0, 0, 0)).t.tolist() == [0, 1, 0, 2]
 
 
 def test_start_unroll_continues_at_row_one_of_the_fresh_entry() -> None:
     slots = make_slots()
-    slots.advance(indices(0, 1))
+    advance(slots, indices(0, 1))
     slots.start_unroll(indices(1), indices(9))
-    position = slots.locate(indices(0, 1), flags(0, 0))
+    position = locate(slots, indices(0, 1), flags(0, 0))
     assert position.entry.tolist() == [0, 9]
     assert position.t.tolist() == [1, 1]
 
 
 def test_locate_age_counts_to_frame_stack_and_restarts_at_reset() -> None:
     slots = make_slots(frame_stack=4)
-    ages = [int(slots.locate(indices(1), flags(flag)).age[0]) for flag in (RESET, 0, 0, 0, 0, TERMINATED, RESET, 0)]
+    ages = [int(locate(slots, indices(1), flags(flag)).age[0]) for flag in (RESET, 0, 0, 0, 0, TERMINATED, RESET, 0)]
     assert ages == [0, 1, 2, 3, 3, 3, 0, 1]
 
 
 def test_locate_one_frame_has_age_zero_always() -> None:
     slots = make_slots(frame_stack=1)
-    assert [int(slots.locate(indices(1), flags(flag)).age[0]) for flag in (RESET, 0, 0)] == [0, 0, 0]
+    assert [int(locate(slots, indices(1), flags(flag)).age[0]) for flag in (RESET, 0, 0)] == [0, 0, 0]
 
 
 def test_claim_by_new_session_discards_partial_unrolls() -> None:
     slots = make_slots()
     assert slots.claim(indices(0, 1, 2, 3), session_id=1) == 0
-    slots.advance(indices(0, 1, 2))
-    slots.advance(indices(0))
+    advance(slots, indices(0, 1, 2))
+    advance(slots, indices(0))
     assert slots.claim(indices(0, 1), session_id=2) == 3
-    assert slots.locate(indices(0, 1, 2), flags(RESET, RESET, 0)).t.tolist() == [0, 0, 1]
+    assert locate(slots, indices(0, 1, 2), flags(RESET, RESET, 0)).t.tolist() == [0, 0, 1]
 
 
 def test_claim_by_same_session_discards_nothing() -> None:
     slots = make_slots()
     slots.claim(indices(0, 1), session_id=1)
-    slots.advance(indices(0, 1))
+    advance(slots, indices(0, 1))
     assert slots.claim(indices(0, 1), session_id=1) == 0
-    assert slots.locate(indices(0, 1), flags(0, 0)).t.tolist() == [1, 1]
+    assert locate(slots, indices(0, 1), flags(0, 0)).t.tolist() == [1, 1]
 
 
 def test_claim_keeps_the_entry_it_writes() -> None:
@@ -82,7 +103,7 @@ def test_claim_keeps_the_entry_it_writes() -> None:
     slots.claim(indices(0), session_id=1)
     slots.start_unroll(indices(0), indices(7))
     slots.claim(indices(0), session_id=2)
-    position = slots.locate(indices(0), flags(RESET))
+    position = locate(slots, indices(0), flags(RESET))
     assert (position.entry.tolist(), position.t.tolist()) == ([7], [0])
 
 

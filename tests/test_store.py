@@ -10,11 +10,10 @@ import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from torch import Tensor
 
 from seedrl.serving.sessions import Request, Session
-from seedrl.store import Store
-from seedrl.types import ModelInput, ModelOutput, Unrolls
+from seedrl.store import Record, Store
+from seedrl.types import ModelOutput, Unrolls
 from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED
 from tests.fakes import make_spec
 from tests.rig import CPU, Rig, make_rows
@@ -37,19 +36,19 @@ def make_store(slots: int = 2, capacity: int = 3, frame_stack: int = 1, core_siz
 
 def write(store: Store, entry: int, t: int, value: int, age: int = 0) -> None:
     """One row in which everything is `value`."""
-    e, row, a, v = (torch.tensor([number]) for number in (entry, t, age, value))
-    store.write_frames(e, row, v.float().unsqueeze(-1))
-    odd = v % 2 == 1
-    store.write_rows(
-        e,
-        row,
-        ModelInput(observation=torch.empty(0), reward=v.float(), last_action=v, reset=odd),
-        ModelOutput(logits=v.float().expand(1, 2), value=v.float()),
-        terminated=odd,
-        truncated=~odd,
-        age=a,
-        action=v,
+    index = [np.array([number]) for number in (entry, t, age)]
+    place = store.place(*index)
+    store.write_frames(place.frame, np.array([[value]], np.float32))
+    known = Record(
+        reward=np.array([value], np.float32),
+        flags=np.array([RESET | TERMINATED if value % 2 else TRUNCATED], np.uint8),
+        age=index[2],
+        last_action=np.array([value]),
+        action=np.array([value]),
         policy_version=value,
+    )
+    store.write_rows(
+        place, known, ModelOutput(logits=torch.full((1, 2), float(value)), value=torch.tensor([float(value)]))
     )
 
 
@@ -70,7 +69,7 @@ def values(unrolls: Unrolls) -> list[list[int]]:
     assert torch.equal(unrolls.truncated, ~odd)
     assert torch.equal(unrolls.behavior_logits, value.float().unsqueeze(-1).expand(-1, -1, 2))
     assert torch.equal(unrolls.behavior_value, value.float())
-    assert torch.equal(unrolls.policy_version, value)
+    assert unrolls.policy_version.tolist() == value.tolist()
     return value.T.tolist()
 
 
@@ -78,24 +77,24 @@ def test_gather_any_index_gives_those_unrolls_time_major() -> None:
     store = make_store()
     for entry in range(5):
         write_unroll(store, entry, 10 * entry)
-    unrolls = store.gather(torch.tensor([4, 0, 4, 2]))
+    unrolls = store.gather(np.array([4, 0, 4, 2]))
     assert unrolls.action.shape == (T + 1, 4)
     assert values(unrolls) == [[40, 41, 42, 43], [0, 1, 2, 3], [40, 41, 42, 43], [20, 21, 22, 23]]
 
 
 def test_gather_gives_core_state_before_row_zero() -> None:
     store = make_store(core_size=2)
-    store.begin(torch.tensor([3, 1]), torch.tensor([[3.0, 3.5], [1.0, 1.5]]))
-    assert store.gather(torch.tensor([1, 3])).core_state.tolist() == [[1.0, 1.5], [3.0, 3.5]]
+    store.begin(np.array([3, 1]), torch.tensor([[3.0, 3.5], [1.0, 1.5]]))
+    assert store.gather(np.array([1, 3])).core_state.tolist() == [[1.0, 1.5], [3.0, 3.5]]
 
 
 def test_roll_makes_last_row_the_first_of_the_next() -> None:
     store = make_store()
     write_unroll(store, 0, 10)
-    store.roll(torch.tensor([0]), torch.tensor([3]))
+    store.roll(np.array([0]), np.array([3]))
     for t in range(1, T + 1):
         write(store, 3, t, 13 + t)
-    assert values(store.gather(torch.tensor([0, 3]))) == [[10, 11, 12, 13], [13, 14, 15, 16]]
+    assert values(store.gather(np.array([0, 3]))) == [[10, 11, 12, 13], [13, 14, 15, 16]]
 
 
 def test_take_gives_oldest_first_and_frees_them() -> None:
@@ -191,15 +190,14 @@ def test_nbytes_equals_sum_by_hand() -> None:
     )
     entries, rows = 2 + 3, 4 + 1
     frames = (rows + 3 - 1) * 16  # the stack of row 0 reaches back two frames
-    floats = 4 * (1 + 3 + 1)  # reward, logits, value
-    integers = 8 * 4  # age, last_action, action, policy_version
-    booleans = 3  # reset, terminated, truncated
-    assert store.nbytes == entries * (frames + rows * (floats + integers + booleans) + 4 * 5)
+    floats = 4 * (3 + 1)  # logits, value
+    assert store.nbytes == entries * (frames + rows * floats + 4 * 5)
 
 
 def stack_of(store: Store, entry: int, t: int, age: int) -> list[float]:
-    index: list[Tensor] = [torch.tensor([number]) for number in (entry, t, age)]
-    return store.stacks(*index)[0].tolist()
+    place = store.place(*(np.array([number]) for number in (entry, t, age)))
+    stack: list[float] = store.stacks(place)[0].tolist()
+    return stack
 
 
 def test_stacks_repeat_the_first_frame_of_an_episode() -> None:
@@ -212,7 +210,7 @@ def test_stacks_repeat_the_first_frame_of_an_episode() -> None:
         [20, 20, 20],
         [20, 20, 21],
     ]
-    assert store.gather(torch.tensor([0])).inputs.observation[:, 0].tolist() == [
+    assert store.gather(np.array([0])).inputs.observation[:, 0].tolist() == [
         [10, 10, 10],
         [10, 10, 11],
         [20, 20, 20],
@@ -233,7 +231,7 @@ def test_stacks_reach_back_over_unrolls_however_short(frame_stack: int) -> None:
         assert stack_of(store, entry, t, age) == seen
         if t == T:
             fresh = 2 + (entry + 1) % 3
-            store.roll(torch.tensor([entry]), torch.tensor([fresh]))
+            store.roll(np.array([entry]), np.array([fresh]))
             assert stack_of(store, fresh, 0, age) == seen
             entry, t = fresh, 0
         t += 1

@@ -69,7 +69,7 @@ class Learner:
         else:
             metrics.skipped_updates += 1
 
-        metrics.policy_lag_sum += float((metrics.updates - unrolls.policy_version[:-1]).float().mean())
+        metrics.policy_lag_sum += float((metrics.updates - unrolls.policy_version[:-1]).mean())
         metrics.trained_steps += unrolls.action[1:].numel()
         metrics.updates += 1
         if metrics.updates % REPORT_EVERY == 1:

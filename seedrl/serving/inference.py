@@ -1,34 +1,34 @@
 """HOW a batch runs: upload once, forward, sample, answer, record. Knows nothing of gRPC or of training.
 
-An observation is uploaded here and goes straight into the store; if frames are stacked, the policy reads them back from
-there by index, exactly as training will.
+An observation goes from the message it came in straight into the store; the policy reads it back from there by index,
+stacked with the frames before it, exactly as training will.
 """
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seedrl.device import upload
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.serving.sessions import Request
 from seedrl.serving.slots import Indices, Slots
-from seedrl.store import Store
+from seedrl.store import Place, Record, Store
 from seedrl.types import ModelInput, ModelOutput
-from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED
+from seedrl.wire.codec import RESET
 
-Answer = tuple[Request, NDArray[np.int32]]
+Answer = tuple[Request, NDArray[np.int64]]
 
 
 class HostBatch(NamedTuple):
-    """The rows of some requests, joined on the host."""
+    """The rows of some requests, joined on the host; observations stay where they are."""
 
     slots: Indices  # [N]
-    observation: NDArray[Any]  # [N, ...]
     reward: NDArray[np.float32]  # [N]
     flags: NDArray[np.uint8]  # [N]
 
@@ -65,57 +65,52 @@ class Inference:
         if not requests:
             return
         batch = _join(requests)
-        position = self._slots.locate(batch.slots, batch.flags)
-        entry, t, age = (self._upload(index) for index in position)
-        slots = self._upload(batch.slots)
-
-        observation = self._upload(batch.observation)
-        self._store.write_frames(entry, t, observation)
-        if self._store.frame_stack > 1:
-            observation = self._store.stacks(entry, t, age)
-        core_state = self._slots.core_state.index_select(0, slots)
-        inputs = self._inputs(batch, slots, observation)
-        output, next_core_state, version = self._forward(inputs, core_state)
-        action = sample(output.logits, self._generator)
-        self._answer(_split(requests, action.to(torch.int32).cpu().numpy()))
-
-        self._slots.core_state.index_copy_(0, slots, next_core_state)
-        self._slots.last_action.index_copy_(0, slots, action)
-        if (first := np.flatnonzero(position.t == 0)).size:
-            chosen = self._upload(first)
-            self._store.begin(entry[chosen], core_state[chosen])
-        self._store.write_rows(
-            entry,
-            t,
-            inputs,
-            output,
-            terminated=self._upload((batch.flags & TERMINATED) != 0),
-            truncated=self._upload((batch.flags & TRUNCATED) != 0),
-            age=age,
-            action=action,
-            policy_version=version,
+        reset = (batch.flags & RESET) != 0
+        resets = batch.slots[reset]
+        if len(resets):
+            self._claim(requests)
+        position = self._slots.locate(batch.slots, resets)
+        place = self._store.place(*position)
+        core_state = self._slots.core_state(batch.slots)
+        last_action = self._slots.last_action(batch.slots)
+        inputs = ModelInput(
+            self._observe(requests, place),
+            upload(batch.reward, self._device),
+            upload(last_action, self._device),
+            upload(reset, self._device),
         )
-        self._slots.advance(batch.slots)
-        self._count(batch)
+        output, next_core_state, version = self._forward(inputs, core_state)
+        action = sample(output.logits, self._generator).cpu().numpy()
+        self._answer(_split(requests, action))
+
+        record = Record(batch.reward, batch.flags, position.age, last_action, action, version)
+        self._store.write_rows(place, record, output)
+        if (first := np.flatnonzero(position.t == 0)).size:
+            self._store.begin(position.entry[first], core_state[upload(first, self._device)])
+        self._slots.advance(batch.slots, action, next_core_state)
+        self._count(batch, len(resets))
         self._metrics.inference_seconds += time.monotonic() - began
         self._finish_unrolls(np.flatnonzero(position.t == self._store.unroll_length), batch.slots, core_state)
 
     def _drop_dead(self, requests: list[Request]) -> list[Request]:
-        """Rows whose session ended while they waited are dropped; a new session takes its slots over."""
-        alive = []
+        """Rows whose session ended while they waited are dropped."""
         for request in requests:
             if not request.session.alive:
                 self._metrics.dropped_rows["session_ended"] += request.rows
-                continue
-            discarded = self._slots.claim(request.slots, request.session.id)
-            self._metrics.dropped_rows["partial_unroll"] += discarded
-            alive.append(request)
-        return alive
+        return [request for request in requests if request.session.alive]
 
-    def _inputs(self, batch: HostBatch, slots: Tensor, observation: Tensor) -> ModelInput:
-        reset = self._upload((batch.flags & RESET) != 0)
-        last_action = self._slots.last_action.index_select(0, slots).masked_fill_(reset, 0)
-        return ModelInput(observation, self._upload(batch.reward), last_action, reset)
+    def _claim(self, requests: list[Request]) -> None:
+        """A new session takes its slots over with the first row of each, which is a RESET."""
+        for request in requests:
+            self._metrics.dropped_rows["partial_unroll"] += self._slots.claim(request.slots, request.session.id)
+
+    def _observe(self, requests: list[Request], place: Place) -> Tensor:
+        """Moves the observations into the store; returns them stacked [N, ...]."""
+        at = 0
+        for request in requests:
+            self._store.write_frames(place.frame[at : at + request.rows], request.content.observation)
+            at += request.rows
+        return self._store.stacks(place)
 
     def _forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor, int]:
         with self._policy.read() as (model, version):
@@ -123,13 +118,14 @@ class Inference:
             output, core_state = model(one_row, core_state)
         return ModelOutput(*(tensor.squeeze(0) for tensor in output)), core_state, version
 
-    def _count(self, batch: HostBatch) -> None:
+    def _count(self, batch: HostBatch, resets: int) -> None:
         finished = self._slots.count_episodes(batch.slots, batch.reward, batch.flags)
         metrics = self._metrics
-        metrics.returns.extend(finished.returns.tolist())
-        metrics.lengths.extend(finished.lengths.tolist())
-        metrics.episodes += len(finished.returns)
-        metrics.env_steps += int(np.count_nonzero((batch.flags & RESET) == 0))
+        if len(finished.returns):
+            metrics.returns.extend(finished.returns.tolist())
+            metrics.lengths.extend(finished.lengths.tolist())
+            metrics.episodes += len(finished.returns)
+        metrics.env_steps += len(batch.slots) - resets
         metrics.rows += len(batch.slots)
         metrics.batches += 1
 
@@ -143,18 +139,11 @@ class Inference:
                 return
             rows, done = done[: len(fresh)], done[len(fresh) :]
             finished = self._slots.entry[slots[rows]]
-            fresh_entries = self._upload(fresh)
-            self._store.roll(self._upload(finished), fresh_entries)
-            self._store.begin(fresh_entries, core_state[self._upload(rows)])
+            self._store.roll(finished, fresh)
+            self._store.begin(fresh, core_state[upload(rows, self._device)])
             self._store.slot[finished] = slots[rows]
             self._slots.start_unroll(slots[rows], fresh)
             self._store.commit(finished.tolist())
-
-    def _upload(self, array: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
@@ -164,15 +153,20 @@ def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _join(requests: list[Request]) -> HostBatch:
+    if len(requests) == 1:
+        (request,) = requests
+        return HostBatch(request.slots, request.content.reward, request.content.flags)
     contents = [request.content for request in requests]
     return HostBatch(
         slots=np.concatenate([request.slots for request in requests]),
-        observation=np.concatenate([rows.observation for rows in contents]),
         reward=np.concatenate([rows.reward for rows in contents]),
         flags=np.concatenate([rows.flags for rows in contents]),
     )
 
 
-def _split(requests: list[Request], actions: NDArray[np.int32]) -> list[Answer]:
-    ends = np.cumsum([request.rows for request in requests])
-    return list(zip(requests, np.split(actions, ends[:-1]), strict=True))
+def _split(requests: list[Request], action: Indices) -> list[Answer]:
+    answers, at = [], 0
+    for request in requests:
+        answers.append((request, action[at : at + request.rows]))
+        at += request.rows
+    return answers

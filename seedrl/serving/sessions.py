@@ -14,6 +14,9 @@ from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Job, Rows
 
 OTHER_BYTES = ENV_ID.itemsize + REWARD.itemsize + FLAGS.itemsize  # of a row, besides its observation
 
+IN_FLIGHT = np.uint8(128)  # a row of the environment waits for its action
+EXPECTED_AFTER = np.array([RESET if flags & ENDED else 0 for flags in range(8)], np.uint8)  # a row with these flags
+
 
 @dataclass(eq=False, slots=True)
 class Session:
@@ -22,8 +25,7 @@ class Session:
     id: int
     name: str
     slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
-    in_flight: NDArray[np.bool_]  # [num_envs]  a row of it is waiting for its action
-    expects_reset: NDArray[np.bool_]  # [num_envs]  its next row begins an episode
+    expects: NDArray[np.uint8]  # [num_envs]  of its next row: RESET or 0; IN_FLIGHT: none before its action
     alive: bool = True
     steps: int = 0
     env_seconds: float = 0.0
@@ -31,26 +33,27 @@ class Session:
 
     def admit(self, rows: Rows) -> None:
         """Checks what no single message shows: one row in flight per environment, resets exactly where they belong."""
-        env_id = rows.env_id
-        if self.in_flight[env_id].any():
-            busy = int(env_id[self.in_flight[env_id]][0])
-            raise InvalidMessage(f"env_id: expected environments with no row in flight, saw {busy} again")
-        is_reset = (rows.flags & RESET) != 0
-        wrong = is_reset != self.expects_reset[env_id]
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            expected = "RESET" if self.expects_reset[env_id[row]] else "no RESET"
-            raise InvalidMessage(f"flags: expected {expected} for environment {env_id[row]}, saw {rows.flags[row]}")
-        if rows.reward[is_reset].any():
+        expected = self.expects[rows.env_id]
+        if ((rows.flags & RESET) != expected).any():
+            raise self._complaint(rows)
+        if expected.any() and rows.reward[expected == RESET].any():
             raise InvalidMessage("reward: expected 0 on RESET rows, saw something else")
-        before = np.count_nonzero(self.in_flight)
-        self.in_flight[env_id] = True
-        if np.count_nonzero(self.in_flight) != before + len(env_id):
+        before = np.count_nonzero(self.expects == IN_FLIGHT)
+        self.expects[rows.env_id] = IN_FLIGHT
+        if np.count_nonzero(self.expects == IN_FLIGHT) != before + len(rows.env_id):
             raise InvalidMessage("env_id: expected each environment once, saw one twice")
-        self.expects_reset[env_id] = (rows.flags & ENDED) != 0
 
     def answered(self, rows: Rows) -> None:
-        self.in_flight[rows.env_id] = False
+        self.expects[rows.env_id] = EXPECTED_AFTER[rows.flags]
+
+    def _complaint(self, rows: Rows) -> InvalidMessage:
+        expected = self.expects[rows.env_id]
+        busy = rows.env_id[expected == IN_FLIGHT]
+        if len(busy):
+            return InvalidMessage(f"env_id: expected environments with no row in flight, saw {busy[0]} again")
+        row = int(np.argmax((rows.flags & RESET) != expected))
+        wanted = "RESET" if expected[row] else "no RESET"
+        return InvalidMessage(f"flags: expected {wanted} for environment {rows.env_id[row]}, saw {rows.flags[row]}")
 
 
 @dataclass(eq=False, slots=True)
@@ -107,8 +110,7 @@ class SessionTable:
             id=self._opened,
             name=name,
             slots=np.array(slots, np.int64),
-            in_flight=np.zeros(actors.envs, np.bool_),
-            expects_reset=np.ones(actors.envs, np.bool_),
+            expects=np.full(actors.envs, RESET),
         )
         self.open[session.id] = session
         return session, self._job(session)

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from seedrl.device import upload
 from seedrl.wire.codec import ENDED, RESET
 
 Indices = NDArray[np.int64]
@@ -28,15 +30,15 @@ class FinishedEpisodes(NamedTuple):
 
 
 class Slots:
-    """Owned by the inference thread. Bookkeeping is numpy on the host; what the model reads is on the device."""
+    """Owned by the inference thread. Bookkeeping is numpy on the host; core_state is on the device."""
 
     def __init__(self, count: int, frame_stack: int, core_size: int, device: torch.device) -> None:
         self.entry = np.arange(count)  # the store's entry each slot is writing
-        self.core_state = torch.zeros(count, core_size, device=device)
-        self.last_action = torch.zeros(count, dtype=torch.int64, device=device)
         self._next_row = np.zeros(count, np.int64)
         self._age = np.zeros(count, np.int64)
         self._max_age = frame_stack - 1
+        self._last_action = np.zeros(count, np.int64)
+        self._core_state = torch.zeros(count, core_size, device=device)
         self._session = np.zeros(count, np.int64)
         self._episode_return = np.zeros(count, np.float64)
         self._episode_length = np.zeros(count, np.int64)
@@ -51,16 +53,30 @@ class Slots:
         self._session[taken] = session_id
         return discarded
 
-    def locate(self, slots: Indices, flags: NDArray[np.uint8]) -> Position:
-        """Where rows with these flags go."""
-        age = np.minimum(self._age[slots] + 1, self._max_age)
-        age[(flags & RESET) != 0] = 0
-        self._age[slots] = age
-        return Position(self.entry[slots], self._next_row[slots], age)
+    def locate(self, slots: Indices, resets: Indices) -> Position:
+        """Where the next rows go; `resets` are those slots whose episode begins."""
+        if self._max_age:
+            self._age[slots] = np.minimum(self._age[slots] + 1, self._max_age)
+            self._age[resets] = 0
+        self._last_action[resets] = 0
+        return Position(self.entry[slots], self._next_row[slots], self._age[slots])
 
-    def advance(self, slots: Indices) -> None:
-        """One more row of each is recorded."""
+    def last_action(self, slots: Indices) -> Indices:
+        """0 where an episode begins."""
+        return self._last_action[slots]
+
+    def core_state(self, slots: Indices) -> Tensor:
+        """[N, S] on the device."""
+        if not self._core_state.shape[1]:
+            return self._core_state[: len(slots)]
+        return self._core_state.index_select(0, upload(slots, self._core_state.device))
+
+    def advance(self, slots: Indices, action: Indices, core_state: Tensor) -> None:
+        """One more row of each is recorded: this is what was done there and remembered."""
         self._next_row[slots] += 1
+        self._last_action[slots] = action
+        if core_state.shape[1]:
+            self._core_state.index_copy_(0, upload(slots, self._core_state.device), core_state)
 
     def start_unroll(self, slots: Indices, entries: Indices) -> None:
         """These slots go on in fresh entries whose row 0 is already there: the last row of the unroll before."""

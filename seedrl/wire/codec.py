@@ -132,18 +132,18 @@ def decode_step(step: StepParts, spec: EnvSpec, num_envs: int) -> Rows:
         reward=np.frombuffer(reward, REWARD),
         flags=np.frombuffer(flags, FLAGS),
     )
-    low, high = int(rows.env_id.min()), int(rows.env_id.max())
-    if low < 0 or high >= num_envs:
-        raise NotGranted(f"env_id: expected 0 to {num_envs - 1}, saw {low if low < 0 else high}")
-    if int(rows.flags.max()) > TERMINATED | TRUNCATED | RESET:
-        raise InvalidMessage(f"flags: expected a sum of 1, 2 and 4, saw {int(rows.flags.max())}")
+    if np.maximum.reduce(rows.env_id.view(np.uint32)) >= num_envs:  # as unsigned, negative ids are large ones
+        wrong = rows.env_id[(rows.env_id < 0) | (rows.env_id >= num_envs)][0]
+        raise NotGranted(f"env_id: expected 0 to {num_envs - 1}, saw {wrong}")
+    if (highest := np.maximum.reduce(rows.flags)) > TERMINATED | TRUNCATED | RESET:
+        raise InvalidMessage(f"flags: expected a sum of 1, 2 and 4, saw {highest}")
     _expect_finite("reward", rows.reward)
     if rows.observation.dtype.kind == "f":
         _expect_finite("observation", rows.observation)
     return rows
 
 
-def encode_act(request_id: int, action: NDArray[np.int32]) -> pb.StreamResponse:
+def encode_act(request_id: int, action: NDArray[np.int64]) -> pb.StreamResponse:
     return pb.StreamResponse(act=pb.Act(request_id=request_id, action=action.astype(ACTION, copy=False).tobytes()))
 
 
@@ -168,7 +168,7 @@ def _expect_bytes(field: str, blob: bytes | memoryview, expected: int, meaning: 
 def _expect_finite(field: str, values: NDArray[Any]) -> None:
     # A sum is finite unless a summand is not, or it overflows; only then is the slow, exact look needed.
     with np.errstate(over="ignore", invalid="ignore"):
-        total = float(values.sum())
+        total = float(np.add.reduce(values, axis=None))
     if not math.isfinite(total) and not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0][0])
         raise InvalidMessage(f"{field}: expected finite numbers, saw NaN or infinity in row {row}")

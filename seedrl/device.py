@@ -1,0 +1,46 @@
+"""The device that serves and trains: which one, how much room it has, and how arrays get there."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from seedrl.config import Device
+from seedrl.errors import ConfigError
+
+# Observations are used where gRPC put them, in memory that must not be written to, and nothing here writes to it.
+# torch warns of such memory once in a process: now.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"\0", np.uint8))
+
+
+def choose_device(wanted: Device) -> torch.device:
+    if wanted is Device.cpu or (wanted is Device.auto and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch sees no CUDA device here; set device=cpu")
+    return torch.device("cuda")
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """What can be allocated on the device; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def upload(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array on the device; on the CPU the very same memory."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
