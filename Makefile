@@ -28,8 +28,9 @@ lint: $(READY) ## check style, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY) ## measure every stage; ARGS="stage=service out=results.json" for one
-	$(BIN)/seedrl bench $(ARGS)
+bench: $(READY) ## measure everything, into bench/RESULTS.md; ARGS="stage=service out=results.json" for one stage only
+	$(BIN)/seedrl bench $(or $(ARGS),out=bench/results/results.json)
+	$(if $(ARGS),,$(BIN)/seedrl bench render bench/results/results.json bench/RESULTS.md)
 
 proto: $(READY) ## generate seedrl/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/seedrl/v1/*.proto

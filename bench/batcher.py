@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +21,7 @@ def run(config: BenchConfig) -> Report:
     report = Report("batcher")
     for producers in (1, 4, 16):
         waits: list[float] = []
-        turns = interleave({"batcher": lambda p=producers, w=waits: pump(config.seconds, p, w)}, config.repeats)
+        turns = interleave({"batcher": partial(pump, config.seconds, producers, waits)}, config.repeats)
         report.add(
             {
                 "producers": producers,

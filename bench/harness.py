@@ -11,14 +11,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from seedrl.config import BenchConfig
 
 CPUCLOCK_SCHED = 2  # as clock_getcpuclockid(3) makes the clock of a process from its id
+Side = TypeVar("Side", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A headline: the median over repeats, its spread, and the bound it has to meet."""
+    """A headline: the median over repeats, its spread, and the bound it has to meet. `at_most`: less is better."""
 
     name: str
     values: list[float]
     bound: float | None = None
     at_most: bool = True
+    wall: list[float] = field(default_factory=list)  # the same from wall time, if `values` are from CPU time
 
     @property
     def value(self) -> float:
@@ -77,6 +82,9 @@ class Report:
     ratios: list[Ratio] = field(default_factory=list)
     table: list[dict[str, Any]] = field(default_factory=list)  # one row per configuration measured
     notes: list[str] = field(default_factory=list)
+    detail: dict[str, Any] = field(default_factory=dict)  # what plots need beyond the table
+    machine: dict[str, Any] = field(default_factory=lambda: fingerprint())  # as it was before the stage
+    seconds: float = 0.0  # the stage took
 
     def add(self, row: dict[str, Any]) -> None:
         """Records a row and shows it, so that long stages show progress."""
@@ -98,21 +106,26 @@ class Report:
             "spread": {ratio.name: [min(ratio.values), max(ratio.values)] for ratio in self.ratios},
             "repeats": {ratio.name: ratio.values for ratio in self.ratios},
             "bounds": {
-                ratio.name: {"bound": ratio.bound, "at_most": ratio.at_most, "met": ratio.met}
+                ratio.name: {"bound": ratio.bound, "at_most": ratio.at_most, "met": ratio.met} for ratio in self.ratios
+            },
+            "wall": {
+                ratio.name: {"ratio": statistics.median(ratio.wall), "repeats": ratio.wall}
                 for ratio in self.ratios
-                if ratio.bound is not None
+                if ratio.wall
             },
             "table": self.table,
             "notes": self.notes,
-            "fingerprint": fingerprint(),
+            "detail": self.detail,
+            "seconds": self.seconds,
+            "fingerprint": self.machine,
         }
 
 
-def interleave(sides: dict[str, Callable[[], Turn]], repeats: int) -> dict[str, list[Turn]]:
+def interleave(sides: Mapping[Side, Callable[[], Turn]], repeats: int) -> dict[Side, list[Turn]]:
     """Every side once per repeat, in turns; the order alternates so that neither side always goes first."""
-    turns: dict[str, list[Turn]] = {name: [] for name in sides}
+    turns: dict[Side, list[Turn]] = {name: [] for name in sides}
     for repeat in range(repeats):
-        names = list(sides) if repeat % 2 == 0 else list(reversed(sides))
+        names = list(sides) if repeat % 2 == 0 else list(sides)[::-1]
         for name in names:
             turns[name].append(sides[name]())
     return turns
@@ -123,12 +136,55 @@ def paired(turns: dict[str, list[Turn]], above: str, below: str, measure: Callab
     return [measure(a) / measure(b) for a, b in zip(turns[above], turns[below], strict=True)]
 
 
+def cost_ratio(name: str, turns: dict[str, list[Turn]], above: str, below: str, bound: float | None = None) -> Ratio:
+    """Time per unit of work, one side over the other: less is better."""
+    return Ratio(
+        name,
+        paired(turns, above, below, lambda turn: turn.cpu_us),
+        bound,
+        True,
+        paired(turns, below, above, per_second),
+    )
+
+
+def work_ratio(name: str, turns: dict[str, list[Turn]], above: str, below: str, bound: float | None = None) -> Ratio:
+    """Work per unit of time, one side over the other: more is better."""
+    return Ratio(name, paired(turns, above, below, per_cpu), bound, False, paired(turns, above, below, per_second))
+
+
+def against_floor(
+    report: Report,
+    config: BenchConfig,
+    works: dict[str, Callable[[], int]],  # ours first, then the floor
+    name: str,
+    row: dict[str, Any],
+    unit: str,
+    bound: float | None = None,
+) -> None:
+    """Our work and the floor it cannot beat, in turns: a row for each side, and their ratio."""
+    turns = interleave(for_a_while(works, config.seconds), config.repeats)
+    for side, measured in turns.items():
+        cpu, wall = median(measured, per_cpu), median(measured, per_second)
+        report.add({"side": side, **row, f"{unit} per CPU-second": cpu, f"{unit} per second": wall})
+    ours, floor = works
+    report.add_ratio(work_ratio(name, turns, ours, floor, bound))
+
+
 def per_cpu(turn: Turn) -> float:
     return turn.per_cpu
 
 
+def per_second(turn: Turn) -> float:
+    return turn.rate
+
+
 def median(turns: Sequence[Turn], measure: Callable[[Turn], float]) -> float:
     return statistics.median(measure(turn) for turn in turns)
+
+
+def for_a_while(works: Mapping[Side, Callable[[], int]], seconds: float) -> dict[Side, Callable[[], Turn]]:
+    """Sides for `interleave` from works of this process."""
+    return {name: partial(run_for, seconds, work) for name, work in works.items()}
 
 
 def run_for(seconds: float, work: Callable[[], int]) -> Turn:
@@ -189,7 +245,7 @@ def write(path: Path, reports: Sequence[Report]) -> None:
         document = {
             "ratios": {name: value for each in documents for name, value in each["ratios"].items()},
             "stages": documents,
-            "fingerprint": fingerprint(),
+            "fingerprint": documents[0]["fingerprint"],
         }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from bench.harness import Ratio, Report, interleave, median, paired, per_cpu, run_for
+from bench.harness import Report, against_floor
 from bench.rig import CPU
 from seedrl.config import BenchConfig, ModelConfig
 from seedrl.metrics import ServingMetrics
@@ -28,21 +28,10 @@ def run(config: BenchConfig) -> Report:
     report = Report("inference")
     for rows in (8, 16, 32, HEADLINE_ROWS, 128):
         path = ServingPath(rows)
-        sides = {"serving": path.serve, "bare": path.bare}
-        turns = interleave(
-            {name: lambda work=work: run_for(config.seconds, work) for name, work in sides.items()}, config.repeats
-        )
-        for side, measured in turns.items():
-            report.add({"side": side, "rows": rows, "rows per CPU-second": median(measured, per_cpu)})
+        works = {"serving": path.serve, "bare": path.bare}
         is_headline = rows == HEADLINE_ROWS
-        report.add_ratio(
-            Ratio(
-                "inference_over_bare" if is_headline else f"inference_over_bare_{rows}_rows",
-                paired(turns, "serving", "bare", per_cpu),
-                bound=0.9 if is_headline else None,
-                at_most=False,
-            )
-        )
+        name = "inference_over_bare" if is_headline else f"inference_over_bare_{rows}_rows"
+        against_floor(report, config, works, name, {"rows": rows}, "rows", bound=0.9 if is_headline else None)
     return report
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from bench.harness import Ratio, Report, interleave, median, paired, per_cpu, run_for
+from bench.harness import Report, against_floor
 from bench.inference import FRAME_STACK, SPEC, STACKED
 from bench.rig import CPU
 from seedrl.config import BenchConfig, LearnerConfig, ModelConfig
@@ -14,28 +14,19 @@ from seedrl.policy import Policy
 from seedrl.store import Record, Store
 from seedrl.types import ModelOutput
 
+HEADLINE_UNROLLS = 32
+
 
 def run(config: BenchConfig) -> Report:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as in the learner's threads
     report = Report("learner")
-    for unrolls in (8, 32):
+    for unrolls in (8, HEADLINE_UNROLLS):
         full = FullStore(unrolls)
-        sides = {"learner": full.update, "bare": full.bare}
-        turns = interleave(
-            {name: lambda work=work: run_for(config.seconds, work) for name, work in sides.items()}, config.repeats
-        )
-        for side, measured in turns.items():
-            report.add({"side": side, "unrolls": unrolls, "steps per CPU-second": median(measured, per_cpu)})
-        is_headline = unrolls == 32
-        report.add_ratio(
-            Ratio(
-                "learner_over_bare" if is_headline else f"learner_over_bare_{unrolls}_unrolls",
-                paired(turns, "learner", "bare", per_cpu),
-                bound=0.95 if is_headline else None,
-                at_most=False,
-            )
-        )
+        works = {"learner": full.update, "bare": full.bare}
+        is_headline = unrolls == HEADLINE_UNROLLS
+        name = "learner_over_bare" if is_headline else f"learner_over_bare_{unrolls}_unrolls"
+        against_floor(report, config, works, name, {"unrolls": unrolls}, "steps", bound=0.95 if is_headline else None)
     return report
 
 

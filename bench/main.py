@@ -1,13 +1,15 @@
 """`seedrl bench`: runs stages, shows what they find, and writes it down."""
 
 import importlib
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.harness import Report, fingerprint, write
 from seedrl.config import BenchConfig
 from seedrl.errors import ConfigError
 
-STAGES = ("pool", "batcher", "inference", "learner", "service")
+STAGES = ("pool", "batcher", "inference", "learner", "service", "weights_or_observations", "learning")
 
 
 def run_bench(config: BenchConfig) -> list[Report]:
@@ -17,11 +19,29 @@ def run_bench(config: BenchConfig) -> list[Report]:
     names = STAGES if config.stage == "all" else (config.stage,)
     machine = fingerprint()
     print(f"{machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}, commit {machine['commit']}")
-    reports = []
+    reports: list[Report] = []
     for name in names:
-        print(f"\n{name}: {importlib.import_module(f'bench.{name}').__doc__.splitlines()[0]}", flush=True)
-        reports.append(importlib.import_module(f"bench.{name}").run(config))
+        began = time.monotonic()
+        stage = importlib.import_module(f"bench.{name}")
+        print(f"\n{name}: {str(stage.__doc__).splitlines()[0]}", flush=True)
+        reports.append(stage.run(config))
+        reports[-1].seconds = time.monotonic() - began
     if config.out:
         write(Path(config.out), reports)
         print(f"\nwritten to {config.out}")
     return reports
+
+
+def with_files(verb: str, names: Sequence[str]) -> int:
+    """`compare A.json B.json` or `render FILE.json [RESULTS.md]`; returns the exit code."""
+    files = [Path(name) for name in names]
+    if verb == "compare" and len(files) == 2:
+        from bench.compare import compare
+
+        return compare(*files)
+    if verb == "render" and 1 <= len(files) <= 2:
+        from bench.results import render
+
+        render(files[0], files[1] if len(files) == 2 else files[0].with_name("RESULTS.md"))
+        return 0
+    raise ConfigError(f"{verb} cannot work with {len(files)} files; seedrl bench --help says what it takes")

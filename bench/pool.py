@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bench.harness import Report, interleave, median, per_cpu, run_for
+from bench.harness import Report, for_a_while, interleave, median, per_cpu, per_second
 from envs_server.pool import EnvPool
 from seedrl.config import BenchConfig
 from seedrl.wire.codec import Job
@@ -13,18 +13,16 @@ ENVS = {"Pong-v5": ({"stack_num": 1}, 32), "CartPole-v1": ({}, 256)}
 def run(config: BenchConfig) -> Report:
     report = Report("pool")
     for env_id, (options, num_envs) in ENVS.items():
-        sides = {
-            f"{threads} threads, {groups} groups": Stepping(env_id, options, num_envs, threads, groups).step
+        works = {
+            (threads, groups): Stepping(env_id, options, num_envs, threads, groups).step
             for threads in (1, 2)
             for groups in (1, 2)
         }
-        turns = interleave(
-            {name: lambda work=work: run_for(config.seconds, work) for name, work in sides.items()}, config.repeats
-        )
-        for side, measured in turns.items():
-            rate = median(measured, lambda turn: turn.rate)
-            cpu = median(measured, per_cpu)
-            report.add({"env": env_id, "envs": num_envs, "side": side, "steps/s": rate, "per CPU-second": cpu})
+        turns = interleave(for_a_while(works, config.seconds), config.repeats)
+        for (threads, groups), measured in turns.items():
+            row = {"env": env_id, "envs": num_envs, "threads": threads, "groups": groups}
+            rate, per_cpu_second = median(measured, per_second), median(measured, per_cpu)
+            report.add({**row, "steps per second": rate, "steps per CPU-second": per_cpu_second})
     return report
 
 

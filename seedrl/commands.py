@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,17 @@ def _actor(config: ActorConfig) -> None:
 
 
 def _bench(config: BenchConfig) -> None:
+    _bench_module().run_bench(config)
+
+
+def _bench_module() -> Any:
     try:
-        from bench.main import run_bench
+        import bench.main
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"seedrl bench runs in a checkout, with everything installed: make bench ({error})"
         ) from error
-    run_bench(config)
+    return bench.main
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,22 @@ class Command:
     meaning: str
     schema: type
     start: Callable[[Any], None]
+    verbs: tuple[tuple[str, str, str], ...] = ()  # of a command that can do more: the word, its files, its meaning
 
 
 COMMANDS = {
     "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
     "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
-    "bench": Command("measure each hop of an observation against its floor", BenchConfig, _bench),
+    "bench": Command(
+        "measure each hop of an observation against its floor",
+        BenchConfig,
+        _bench,
+        verbs=(
+            ("compare", "A.json B.json", "what got better or worse, noise taken into account; exit code 1 if worse"),
+            ("render", "FILE.json [RESULTS.md]", "plots beside the results, and a page with all of them"),
+        ),
+    ),
 }
 
 
@@ -88,18 +102,28 @@ def execute(name: str, arguments: Sequence[str]) -> None:
     if "--help" in arguments or "-h" in arguments:
         print(help_text(name))
         return
+    if arguments and arguments[0] in (verb for verb, _, _ in command.verbs):
+        with _errors_in_words(name):
+            raise SystemExit(_bench_module().with_files(arguments[0], arguments[1:]))
 
     def task(settings: Any) -> None:
-        try:
+        with _errors_in_words(name):
             if missing := sorted(OmegaConf.missing_keys(settings)):
                 raise ConfigError(f"{', '.join(missing)} must be given; seedrl {name} --help says what it means")
             command.start(OmegaConf.to_object(settings))
-        except SeedrlError as error:
-            print(f"seedrl {name}: {error}", file=sys.stderr)
-            raise SystemExit(error.exit_code) from error
 
     sys.argv = [f"seedrl {name}", *_neutral_if_own_env(arguments)]
     hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=name)(task)()
+
+
+@contextmanager
+def _errors_in_words(name: str) -> Iterator[None]:
+    """Our own errors end the process with one line and their code."""
+    try:
+        yield
+    except SeedrlError as error:
+        print(f"seedrl {name}: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from error
 
 
 def _neutral_if_own_env(arguments: Sequence[str]) -> list[str]:
@@ -128,7 +152,9 @@ def conf_directory() -> Path:
 def help_text(name: str) -> str:
     """Every setting of a command: its name, default and meaning."""
     command = COMMANDS[name]
-    lines = [f"seedrl {name} key=value …    {command.meaning}", ""]
+    lines = [f"seedrl {name} key=value …    {command.meaning}"]
+    lines += [f"seedrl {name} {verb} {files}    {meaning}" for verb, files, meaning in command.verbs]
+    lines.append("")
     for group in sorted(
         path for path in conf_directory().iterdir() if path.is_dir() and issubclass(command.schema, LearnerConfig)
     ):

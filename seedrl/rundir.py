@@ -1,7 +1,7 @@
 """The run directory: what a run leaves behind and what it resumes from. Knows nothing of torch.
 
 config.yaml     the settings, complete
-metrics.jsonl   one line of measurements every few seconds
+metrics.jsonl   one line of measurements every few seconds, more often in the first minute
 checkpoints/    see learning/checkpoint.py
 logs/           what the actors of `seedrl run` print
 summary.json    written at every orderly end

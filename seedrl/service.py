@@ -40,6 +40,7 @@ from seedrl.v1 import inference_pb2 as pb
 POLL_SECONDS = 0.1  # how long a thread waits before it looks whether to stop
 SAMPLE_SECONDS = 0.5
 METRICS_SECONDS = 5.0
+EARLY_SECONDS = 60.0  # every sample is written until then, so that a short run leaves a curve, too
 STOP_SECONDS = 8.0  # for the threads to end: less than a supervisor waits
 
 
@@ -192,12 +193,12 @@ class LearnerService:
 
     def _watch(self) -> None:
         sampler = Sampler(self.config, self.serving, self.learning, self.sessions, self.seconds_before)
-        next_row = time.monotonic() + METRICS_SECONDS
+        next_row = time.monotonic()
         while not self.stop.wait(SAMPLE_SECONDS):
             row = sampler.sample()
             self.display.show(row)
             if time.monotonic() >= next_row:
-                next_row += METRICS_SECONDS
+                next_row = time.monotonic() + (METRICS_SECONDS if row["seconds"] > EARLY_SECONDS else 0)
                 self._write_down(row)
         self._write_down(sampler.sample())
 

@@ -221,7 +221,7 @@ def test_constraints_pin_every_declared_requirement_to_a_fitting_version() -> No
     pins = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
     assert len(pins) == len(lines)
     assert pins["torch"] == "2.13.0"
-    for requirement in declared("learner", "actor", "dev"):
+    for requirement in declared("learner", "actor", "bench", "dev"):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 

@@ -1,0 +1,142 @@
+"""Steps and seconds to a score, over seeds: whole runs of `seedrl run`, learner and actor on this machine.
+
+A task is a preset of conf/env with a score to stop at. Figures are interquartile means over seeds with bootstrap 95 %
+intervals (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice").
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from bench.harness import Report
+from seedrl.config import BenchConfig
+from seedrl.errors import ConfigError
+
+RESAMPLES = 10_000
+Runner = Callable[[Sequence[str], Path], None]  # settings of `seedrl run`, its run directory
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run: the mean return of the last 100 episodes as steps and seconds went by, and what it took in all."""
+
+    task: str
+    seed: int
+    target: float
+    score: float | None
+    cpu_seconds: float
+    env_steps: list[int]
+    seconds: list[float]
+    returns: list[float]
+
+    @property
+    def solved(self) -> bool:
+        return self.score is not None and self.score >= self.target
+
+
+def train(settings: Sequence[str], run_dir: Path) -> None:
+    command = [sys.executable, "-m", "seedrl", "run", f"run_dir={run_dir}", "display=none", *settings]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f"seedrl run {' '.join(settings)} ended with code {done.returncode}: {done.stderr.strip()}")
+
+
+def run(config: BenchConfig, runner: Runner = train) -> Report:
+    report = Report("learning")
+    report.detail["curves"] = []
+    curves = [_run_one(task, seed, runner) for seed in range(1, config.seeds + 1) for task in config.tasks]
+    for task in config.tasks:
+        runs = [curve for curve in curves if curve.task == task]
+        report.detail["curves"] += [asdict(curve) for curve in runs]
+        report.add(_row(task, runs))
+        if unsolved := [curve.seed for curve in runs if not curve.solved]:
+            report.note(
+                f"{task}: seeds {unsolved} ended below {runs[0].target:g}; all they took counts: at least so much"
+            )
+    return report
+
+
+def _run_one(task: str, seed: int, runner: Runner) -> Curve:
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        run_dir = Path(directory) / "run"
+        before = _cpu_of_children()
+        runner([f"env={task}", f"seed={seed}"], run_dir)
+        curve = read_curve(task, seed, run_dir, _cpu_of_children() - before)
+    print(
+        f"  {task} seed {seed}: {curve.score} after {curve.env_steps[-1]:,} steps, {curve.seconds[-1]:.1f} s",
+        flush=True,
+    )
+    return curve
+
+
+def read_curve(task: str, seed: int, run_dir: Path, cpu_seconds: float) -> Curve:
+    """What a run directory says. The last point is the summary's."""
+    target = yaml.safe_load((run_dir / "config.yaml").read_text())["stop"]["return_mean_100"]
+    if target is None:
+        raise ConfigError(f"tasks={task} has no score to reach; give presets that set stop.return_mean_100")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    points = [row for row in [*rows, summary] if row["return_mean_100"] is not None]
+    return Curve(
+        task,
+        seed,
+        target,
+        summary["return_mean_100"],
+        cpu_seconds,
+        env_steps=[row["env_steps"] for row in points],
+        seconds=[row["seconds"] for row in points],
+        returns=[row["return_mean_100"] for row in points],
+    )
+
+
+def _row(task: str, runs: Sequence[Curve]) -> dict[str, Any]:
+    measures = {
+        "steps": [run.env_steps[-1] for run in runs],
+        "seconds": [run.seconds[-1] for run in runs],
+        "CPU-seconds": [run.cpu_seconds for run in runs],
+    }
+    row: dict[str, Any] = {
+        "task": task,
+        "score": runs[0].target,
+        "solved": f"{sum(r.solved for r in runs)}/{len(runs)}",
+    }
+    for name, values in measures.items():
+        low, high = bootstrap(np.array(values, float))
+        row[name] = float(iqm(np.array(values, float)))
+        row[f"{name} 95 %"] = f"{_short(low)}…{_short(high)}"
+    return row
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean along the last axis: a quarter of the values dropped at either end, rounded down."""
+    count = values.shape[-1]
+    cut = count // 4
+    middle: np.ndarray = np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
+    return middle
+
+
+def bootstrap(values: np.ndarray) -> tuple[float, float]:
+    """95 % percentile interval of the interquartile mean; the same values always give the same interval."""
+    count = len(values)
+    chosen = np.random.default_rng(1).integers(0, count, (RESAMPLES, count))
+    low, high = np.quantile(iqm(values[chosen]), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _cpu_of_children() -> float:
+    """Of all that ended so far, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,99 @@
+"""The learning stage, with runs made up: how run directories are read and seeds summed up."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from bench.harness import Report
+from bench.learning import bootstrap, iqm, run, train
+from seedrl.config import BenchConfig
+from seedrl.errors import ConfigError
+
+TARGETS = {"cartpole": 475.0, "catch": 0.95, "endless": None}
+
+
+class FakeRuns:
+    """Leaves run directories as `seedrl run` does: seed n ends with a task's n-th score after n × 1000 steps."""
+
+    def __init__(self, scores: dict[str, list[float]]) -> None:
+        self._scores = scores
+        self.asked: list[list[str]] = []
+
+    def __call__(self, settings: Sequence[str], run_dir: Path) -> None:
+        self.asked.append(list(settings))
+        task, seed = (setting.partition("=")[2] for setting in settings)
+        steps, score = 1000 * int(seed), self._scores[task][int(seed) - 1]
+        rows = [
+            {"env_steps": steps // 10, "seconds": 0.5, "return_mean_100": None},  # before the first episode ends
+            {"env_steps": steps // 2, "seconds": steps / 2000, "return_mean_100": score / 2},
+        ]
+        run_dir.mkdir()
+        (run_dir / "config.yaml").write_text(yaml.safe_dump({"stop": {"return_mean_100": TARGETS[task]}}))
+        (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        summary = {"env_steps": steps, "seconds": steps / 1000, "return_mean_100": score}
+        (run_dir / "summary.json").write_text(json.dumps(summary))
+
+
+def learned(scores: dict[str, list[float]]) -> Report:
+    (seeds,) = {len(each) for each in scores.values()}
+    return run(BenchConfig(tasks=list(scores), seeds=seeds), FakeRuns(scores))
+
+
+def test_run_every_task_is_trained_with_every_seed_tasks_in_turns() -> None:
+    runs = FakeRuns({"cartpole": [480.0, 480.0], "catch": [0.96, 0.97]})
+    run(BenchConfig(seeds=2), runs)
+    assert [" ".join(asked) for asked in runs.asked] == [
+        "env=cartpole seed=1",
+        "env=catch seed=1",
+        "env=cartpole seed=2",
+        "env=catch seed=2",
+    ]
+
+
+def test_run_row_has_interquartile_means_and_intervals() -> None:
+    (row,) = learned({"cartpole": [480.0] * 5}).table
+    assert row["solved"] == "5/5"
+    assert row["steps"] == 3000
+    assert row["seconds"] == 3.0
+    assert row["steps 95 %"] == "1,333…4,667"
+
+
+def test_run_unsolved_seed_counts_with_all_it_took_and_is_told() -> None:
+    report = learned({"cartpole": [480.0, 12.0]})
+    assert report.table[0]["solved"] == "1/2"
+    assert report.table[0]["steps"] == 1500
+    assert "seeds [2] ended below 475" in report.notes[0]
+
+
+def test_run_curves_leave_out_what_has_no_return_and_end_with_the_summary() -> None:
+    (curve,) = learned({"catch": [0.96]}).detail["curves"]
+    assert curve["env_steps"] == [500, 1000]
+    assert curve["returns"] == [0.48, 0.96]
+    assert curve["target"] == 0.95
+
+
+def test_run_task_without_a_score_to_reach_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tasks=endless has no score to reach"):
+        learned({"endless": [1.0]})
+
+
+def test_run_that_fails_says_what_it_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"seedrl run env=nowhere ended with code 1.*env/nowhere"):
+        train(["env=nowhere"], tmp_path / "run")
+
+
+def test_iqm_drops_a_quarter_at_either_end() -> None:
+    assert iqm(np.array([100.0, 1.0, 2.0, 3.0, -50.0])) == 2.0
+    assert iqm(np.array([5.0])) == 5.0
+
+
+def test_bootstrap_interval_holds_the_mean_and_repeats_itself() -> None:
+    values = np.random.default_rng(1).normal(10, 1, 20)
+    low, high = bootstrap(values)
+    assert low < iqm(values) < high
+    assert (low, high) == bootstrap(values)
+    assert bootstrap(np.array([3.0, 3.0])) == (3.0, 3.0)
