@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -108,9 +109,9 @@ class Report:
         }
 
 
-def interleave(sides: dict[str, Callable[[], Turn]], repeats: int) -> dict[str, list[Turn]]:
+def interleave(sides: dict[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
     """Every side once per repeat, in turns; the order alternates so that neither side always goes first."""
-    turns: dict[str, list[Turn]] = {name: [] for name in sides}
+    turns: dict[str, list[T]] = {name: [] for name in sides}
     for repeat in range(repeats):
         names = list(sides) if repeat % 2 == 0 else list(reversed(sides))
         for name in names:

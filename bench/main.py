@@ -7,7 +7,7 @@ from bench.harness import Report, fingerprint, write
 from seedrl.config import BenchConfig
 from seedrl.errors import ConfigError
 
-STAGES = ("pool", "batcher", "inference", "learner", "service")
+STAGES = ("pool", "batcher", "inference", "learner", "service", "peers")
 
 
 def run_bench(config: BenchConfig) -> list[Report]:

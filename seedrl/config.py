@@ -163,7 +163,7 @@ class ActorConfig:
 class BenchConfig:
     """Settings of `seedrl bench`."""
 
-    stage: str = key("all", "all, or one of pool, batcher, inference, learner, service")
+    stage: str = key("all", "all, or one of pool, batcher, inference, learner, service, peers")
     seconds: float = key(2.0, "length of one turn of one side")
     repeats: int = key(5, "turns of each side; ratios are medians over them")
     out: str = key("", "JSON file to write the results to")
