@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.harness import Ratio, Report, Turn, interleave, per_cpu
@@ -57,8 +58,8 @@ SIDES = (
 )
 # Tried once by hand; an adapter would be in vain.
 LEFT_OUT = {
-    "moolib": "its build asks for torch without saying so, and beside torch 2.13 its C++ does not compile",
-    "TorchBeast": "it has no release on PyPI and needs a patched gRPC built from source",
+    "moolib": "version 0.0.9b has no wheel, and its CMake build finds no torch, with and without build isolation",
+    "TorchBeast": "it has no release on PyPI",
 }
 Found = Mapping[Side, Sequence[Outcome]]
 
@@ -100,7 +101,7 @@ def compare(
             failed.add(side)
             report.note(f"skipped {side.adapter} on {side.env}: {failure}")
 
-    interleave({f"{side.adapter} {side.env}": lambda side=side: turn(side) for side in found}, repeats)
+    interleave({f"{side.adapter} {side.env}": partial(turn, side) for side in found}, repeats)
     return {side: outcomes for side, outcomes in found.items() if side not in failed}
 
 
