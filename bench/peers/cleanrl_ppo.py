@@ -3,8 +3,8 @@
 # ///
 """PPO in one loop on envpool, after CleanRL's ppo_atari_envpool: what people write who want it simple and fast.
 
-Fair because: CleanRL's own settings but for 32 environments instead of 8, which is 2.9 times as fast on two cores;
-envpool and torch use both cores by their defaults, and each has them to itself because the two phases take turns.
+Fair because: CleanRL's own settings but for 32 environments instead of 8, so that envpool has enough to step; envpool
+and torch use every core by their defaults, and each has them to itself because the two phases take turns.
 """
 
 import envpool
