@@ -4,7 +4,7 @@
 """RLlib's IMPALA on Pong: the same algorithm as ours, from the library most clusters have.
 
 Fair because: IMPALA's own defaults for learning, batch and fragment length, and the Nature CNN. Ours are one env runner
-a core with 5 environments each, and the learner in the driver instead of a further process; no other numbers were tried.
+a core with 5 environments each, and the learner in the driver, not a process more; no other numbers were tried.
 Environments are envpool's, which saves it preprocessing in Python.
 """
 

@@ -3,7 +3,7 @@
 # ///
 """Sample Factory's APPO, asynchronous, with environments in envpool, as its own envpool examples have them.
 
-Fair because: for Pong the rollout, batches, epochs and network of sf_examples.envpool.atari. One process samples instead
+Fair because: for Pong rollout, batches, epochs and network of sf_examples.envpool.atari. One process samples instead
 of four, since envpool uses every core by itself, and 16 environments instead of 64: on two cores a rollout of 64 takes
 longer than a turn. For CartPole no example uses envpool: the network is as ours, the reward scale that of its gym
 example, and 64 environments and batches of 2,048 as its envpool examples have. No other numbers were tried.

@@ -3,8 +3,8 @@
 # ///
 """Stable-Baselines3's PPO on CartPole: what most people start with.
 
-Fair because: the tuned settings of rl-baselines3-zoo for CartPole-v1 and its default network of 64-64, as ours. One torch
-thread is our choice, for networks this small; two were not tried.
+Fair because: the tuned settings of rl-baselines3-zoo for CartPole-v1 and its default network of 64-64, as ours. One
+torch thread is our choice, for networks this small; two were not tried.
 """
 
 import statistics
