@@ -21,6 +21,7 @@ class EchoServer:
 
     def __init__(self, address: str, reply: bytes) -> None:
         self.messages = 0
+        self.streams = 0
         self._address = address
         self._reply = reply
         self._loop = asyncio.new_event_loop()
@@ -39,16 +40,20 @@ class EchoServer:
         self._loop.close()
 
     async def _serve(self) -> None:
-        handler = grpc.stream_stream_rpc_method_handler(self._stream)
         server = grpc.aio.server(options=server_options(64))
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", {"Stream": handler}),))
+        server.add_generic_rpc_handlers((self._handler(),))
         server.add_insecure_port(self._address)
         await server.start()
         self._started.set()
         await self._stop.wait()
         await server.stop(0)
 
+    def _handler(self) -> Any:
+        method = grpc.stream_stream_rpc_method_handler(self._stream)
+        return grpc.method_handlers_generic_handler("bench.Echo", {"Stream": method})
+
     async def _stream(self, _: Any, context: Any) -> None:
+        self.streams += 1
         while await context.read() is not grpc.aio.EOF:
             self.messages += 1
             await context.write(self._reply)

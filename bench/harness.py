@@ -23,6 +23,7 @@ from seedrl.config import BenchConfig
 
 CPUCLOCK_SCHED = 2  # as clock_getcpuclockid(3) makes the clock of a process from its id
 Side = TypeVar("Side", bound=Hashable)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,9 @@ class Report:
         }
 
 
-def interleave(sides: Mapping[Side, Callable[[], Turn]], repeats: int) -> dict[Side, list[Turn]]:
+def interleave(sides: Mapping[Side, Callable[[], Result]], repeats: int) -> dict[Side, list[Result]]:
     """Every side once per repeat, in turns; the order alternates so that neither side always goes first."""
-    turns: dict[Side, list[Turn]] = {name: [] for name in sides}
+    turns: dict[Side, list[Result]] = {name: [] for name in sides}
     for repeat in range(repeats):
         names = list(sides) if repeat % 2 == 0 else list(sides)[::-1]
         for name in names:

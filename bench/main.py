@@ -9,7 +9,18 @@ from bench.harness import Report, fingerprint, write
 from seedrl.config import BenchConfig
 from seedrl.errors import ConfigError
 
-STAGES = ("pool", "batcher", "inference", "learner", "service", "weights_or_observations", "learning")
+STAGES = (
+    "pool",
+    "wire",
+    "batcher",
+    "inference",
+    "learner",
+    "service",
+    "end_to_end",
+    "weights_or_observations",
+    "learning",
+    "peers",
+)
 
 
 def run_bench(config: BenchConfig) -> list[Report]:

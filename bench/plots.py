@@ -36,6 +36,10 @@ class Panel:
     log_y: bool = False
 
 
+def _is_plain(row: Row) -> bool:
+    return bool(row["actors"] == 1 and row["in flight"] == 2 and row["transport"] == "unix")
+
+
 PANELS: dict[str, tuple[Panel, ...]] = {
     "pool": (
         Panel(
@@ -58,6 +62,16 @@ PANELS: dict[str, tuple[Panel, ...]] = {
     "batcher": (Panel("producers", ("wait p50 µs", "wait p99 µs"), label="wait, µs", log_y=True),),
     "inference": (Panel("rows", ("rows per CPU-second",), by="side"),),
     "learner": (Panel("unrolls", ("steps per CPU-second",), by="side"),),
+    "wire": (
+        Panel(
+            "rows",
+            ("CPU µs per row",),
+            by="side",
+            where=lambda row: _is_plain(row) and row["bytes per row"] == 84 * 84,
+            title="84×84 bytes per row, unix socket",
+            log_y=True,
+        ),
+    ),
     "service": (
         Panel("actors", ("CPU µs per row",), by="side", where=lambda row: row["envs"] == 128 * row["actors"]),
         Panel("envs", ("CPU µs per row",), by="side", where=lambda row: row["actors"] == 1),

@@ -3,6 +3,7 @@
 So recording is paid for and learning is not.
 """
 
+import socket
 import tempfile
 import threading
 import time
@@ -135,3 +136,12 @@ class ServingRig:
 def private_address() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         yield f"unix:{Path(directory) / 'socket'}"
+
+
+@contextmanager
+def any_port() -> Iterator[str]:
+    """A free port of the loopback, for what has to cross TCP."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    yield f"127.0.0.1:{port}"

@@ -164,13 +164,11 @@ class ActorConfig:
 class BenchConfig:
     """Settings of `seedrl bench`."""
 
-    stage: str = key(
-        "all", "all, or one of pool, batcher, inference, learner, service, weights_or_observations, learning"
-    )
-    seconds: float = key(2.0, "length of one turn of one side")
+    stage: str = key("all", "all, or one of the stages in bench/README.md, from pool to peers")
+    seconds: float = key(1.0, "length of one turn of one side")
     repeats: int = key(5, "turns of each side; ratios are medians over them")
     tasks: list[str] = key(["cartpole", "catch"], "learning: presets to train; pong takes a quarter of an hour a seed")
-    seeds: int = key(5, "learning: runs of each task")
+    seeds: int = key(3, "learning: runs of each task")
     out: str = key("", "JSON file to write the results to")
 
 
