@@ -222,7 +222,40 @@ def weights_or_observations(stage: Stage) -> Any:
     return figure
 
 
+def end_to_end(stage: Stage) -> Any:
+    """CPU time of one step of Pong: its parts alone, and the processes of a run."""
+    figure = _figure(1, inches=(6.4, 2.2))
+    axes = figure.subplots()
+    for line, column in enumerate(("ms in the run", "ms alone")):
+        left = 0.0
+        for row in (row for row in stage["table"] if column in row):
+            axes.barh(line, row[column], left=left, color="white", edgecolor="black", height=0.6)
+            axes.text(
+                left + row[column] / 2, line, row["part"].replace(" ", "\n"), ha="center", va="center", fontsize=8
+            )
+            left += row[column]
+    axes.set_yticks((0, 1), ("in the run", "alone"), fontsize=8)
+    _label(axes, "CPU ms per step", "", "Pong, Nature CNN")
+    return figure
+
+
+def peers(stage: Stage) -> Any:
+    """Steps per second of every side, by what it was asked to do."""
+    asked = list(dict.fromkeys(row["env"] for row in stage["table"]))
+    figure = _figure(len(asked))
+    for axes, env in zip(np.atleast_1d(figure.subplots(1, len(asked))), asked, strict=True):
+        rows = sorted((row for row in stage["table"] if row["env"] == env), key=lambda row: row["steps per second"])
+        colours = ["black" if row["side"].startswith("seedrl") else "white" for row in rows]
+        axes.barh(
+            [row["side"] for row in rows], [row["steps per second"] for row in rows], color=colours, edgecolor="black"
+        )
+        _label(axes, "steps per second", "", env)
+    return figure
+
+
 OWN: dict[str, Callable[[Stage], Any]] = {
+    "end_to_end": end_to_end,
+    "peers": peers,
     "learning": learning,
     "weights_or_observations": weights_or_observations,
 }

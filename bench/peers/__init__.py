@@ -1,7 +1,8 @@
 """The same job done by what people would pick instead, each in its own venv, in turns with ours on the same machine.
 
-A turn is a program that starts, warms up and is measured for five times `seconds`, at least 10 s; each side has a fifth of `repeats`
-turns. So the defaults take about four minutes once the venvs exist, and `seconds=6 repeats=15` is for publishing.
+A turn is a program that starts, warms up and is measured for five times `seconds`, at least 10 s; each side has a fifth
+of `repeats` turns. So the defaults take about four minutes once the venvs exist, and `seconds=6 repeats=15` is for
+publishing.
 """
 
 import itertools
@@ -202,7 +203,7 @@ def _row(side: Side, outcomes: Sequence[Outcome]) -> dict[str, object]:
     row: dict[str, object] = {
         "side": side.adapter,
         "env": side.env,
-        "steps/s": _median(outcomes, rate),
+        "steps per second": _median(outcomes, rate),
         "steps per CPU-second": _median(outcomes, rate_per_cpu),
     }
     if side.target:
