@@ -1,5 +1,6 @@
 """The device that serves and trains: which one, how much room it has, and how arrays get there."""
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,24 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor
+
+
+# On CUDA the learner works in a stream of its own, so that actions do not queue behind an update. These three keep the
+# two streams in order; on the CPU there is nothing to order.
+
+
+def own_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """What is launched inside waits for no other stream, and none for it."""
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def after_serving(device: torch.device) -> None:
+    """What is launched from now on, in this thread, comes after everything that serving has launched so far."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
+
+
+def finish(device: torch.device) -> None:
+    """Waits until the device has done what this thread asked of it."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

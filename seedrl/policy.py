@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from seedrl.device import after_serving, finish
+
 
 class Policy:
     """Thread-safe: one publisher, one reader.
@@ -44,7 +46,10 @@ class Policy:
         spare = 1 - self._current
         with self._locks[spare]:
             source, target = model.state_dict(), self._replicas[spare].state_dict()
+            device = next(iter(source.values())).device
+            after_serving(device)
             torch._foreach_copy_([target[name] for name in source], list(source.values()))
+            finish(device)  # before anybody reads it
         with self._published:
             self._current, self._version = spare, version
             self._published.notify_all()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from seedrl.config import LearnerConfig, check
-from seedrl.device import choose_device, free_bytes
+from seedrl.device import after_serving, choose_device, free_bytes, own_stream
 from seedrl.errors import Mismatch, SeedrlError, ThreadDied
 from seedrl.learning import checkpoint as checkpoints
 from seedrl.learning.learner import Learner
@@ -280,7 +280,9 @@ class LearnerService:
         """A thread that dies takes the process with it."""
         torch.set_flush_denormal(True)  # of this thread: vanishing gradients would cost a tenth of an update
         try:
-            self._learn()
+            with own_stream(self.device):
+                after_serving(self.device)  # that is, after everything was built
+                self._learn()
         except BaseException as error:
             self._thread_died(error)
 

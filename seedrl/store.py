@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seedrl.device import upload
+from seedrl.device import after_serving, finish, upload
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED
@@ -197,7 +197,9 @@ class Store:
             if not self._changed.wait_for(lambda: len(self._ready) >= count, timeout):
                 return None
             entries = [self._ready.popleft() for _ in range(count)]
+        after_serving(self._device)
         unrolls = self.gather(np.array(entries, np.int64))
+        finish(self._device)  # before others may write there
         with self._changed:
             self._free.extend(entries)
         self.on_free()
