@@ -145,10 +145,9 @@ def test_resumed_run_continues_its_counters(finished: Ended, deserted_and_termin
     before, after = finished.summary, deserted_and_terminated[1].summary
     out = deserted_and_terminated[1].process.out
     assert f"resumed at {before['env_steps']:,} steps, {before['updates']:,} updates" in out
-    for name in ("env_steps", "seconds"):
+    for name in ("env_steps", "seconds", "updates"):  # a checkpoint was awaited, and each has an update before it
         assert after[name] > before[name]
-    for name in ("updates", "episodes"):  # it may have been stopped before the next one
-        assert after[name] >= before[name]
+    assert after["episodes"] >= before["episodes"]  # it may have been stopped before the next one
 
 
 def test_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(

@@ -407,6 +407,22 @@ def test_rows_of_a_dead_session_are_dropped_from_the_batch_they_wait_for(start_l
     assert learner.service.serving.dropped_rows["session_ended"] == 4
 
 
+def test_actor_is_refused_while_rows_of_the_dead_outnumber_the_slots(start_learner: StartLearner) -> None:
+    learner = start_learner(serving__min_rows=64, serving__max_wait=600.0, serving__max_slots=4)
+    for waiting in (4, 8):
+        dead = RawActor(learner.address)
+        dead.join()
+        dead.step()
+        eventually(lambda waiting=waiting: learner.service.batcher.waiting_rows == waiting)
+        dead.cut()
+        eventually(lambda: not learner.service.sessions.open)
+    with RawActor(learner.address) as late:
+        late.send(codec.encode_hello("late"))
+        code, words = late.status()
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert words == "8 rows wait for inference and there are 4 slots; come back later"
+
+
 # Shutting down: nobody hangs.
 
 
