@@ -74,7 +74,9 @@ PANELS: dict[str, tuple[Panel, ...]] = {
     ),
     "service": (
         Panel("actors", ("CPU µs per row",), by="side", where=lambda row: row["envs"] == 128 * row["actors"]),
-        Panel("envs", ("CPU µs per row",), by="side", where=lambda row: row["actors"] == 1),
+        Panel(
+            "envs", ("CPU µs per row",), by="side", where=lambda row: row["actors"] == 1 and row["side"] == "service"
+        ),
     ),
 }
 

@@ -24,7 +24,8 @@ from seedrl.config import BenchConfig, LearnerConfig
 
 FRAME = 84 * 84
 ROWS = 64  # of one message
-WARM_UP = 1.0
+BATCHED = 256  # rows of a batch, in the headline
+WARM_UP = 0.5
 FORWARD = 0.005  # seconds: the accelerator of the latency figures
 TRAINING_STEP = 2.0  # seconds
 
@@ -38,17 +39,22 @@ def run(config: BenchConfig) -> Report:
 
 
 def compare_transports(report: Report, config: BenchConfig) -> None:
-    seconds = config.seconds
+    """Eight requests in flight, batched by four: what a learner that is busy enough sees. Then two, one at a time."""
+    seconds, groups = config.seconds, BATCHED // ROWS * 2
+    busy = partial(service, seconds, groups=groups, min_rows=BATCHED)
     sides: dict[str, Callable[[], Turn]] = {
-        "echo": partial(echo, seconds),
-        "service": partial(service, seconds),
-        "tcp": partial(service, seconds, address=any_port),
-        "shared memory": partial(service, seconds, shared_memory=True),
+        "echo": partial(echo, seconds, in_flight=groups),
+        "service": busy,
+        "tcp": partial(busy, address=any_port),
+        "shared memory": partial(busy, shared_memory=True),
+        "echo, 2 in flight": partial(echo, seconds, in_flight=2),
+        "service, 2 in flight": partial(service, seconds),
     }
     turns = interleave(sides, config.repeats)
     for name, side in turns.items():
-        report.add(_row(name, 1, 2 * ROWS, side))
+        report.add(_row(name, 1, (2 if "2" in name else groups) * ROWS, side))
     report.add_ratio(cost_ratio("service_over_echo", turns, "service", "echo", bound=1.5))
+    report.add_ratio(cost_ratio("service_over_echo_2_in_flight", turns, "service, 2 in flight", "echo, 2 in flight"))
     report.add_ratio(cost_ratio("shm_over_tcp", turns, "shared memory", "tcp", bound=0.6))
 
 
@@ -92,11 +98,13 @@ def service(
     groups: int = 2,
     address: Callable[[], contextlib.AbstractContextManager[str]] = private_address,
     shared_memory: bool = False,
+    min_rows: int = 1,
     memory: dict[str, int] | None = None,
 ) -> Turn:
     """Serves mock actors with a null model, recording included. `memory` gets the learner's size, by environments."""
     config = mock_config(actors, groups)
     config.serving.shared_memory = shared_memory
+    config.serving.min_rows = min_rows
     with address() as config.listen:
         command = [sys.executable, "-m", "envs_server", f"learner={config.listen}"]
         with ServingRig(config, lambda spec: NullModel(spec.num_actions)) as rig, children([command] * actors) as pids:
