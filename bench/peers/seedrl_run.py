@@ -30,7 +30,7 @@ def main() -> None:
 def train(asked: argparse.Namespace, learned: dict[str, float]) -> NoReturn:
     """Follows the measurements a run writes down every five seconds; the first row ends the warm-up."""
     run_dir = Path(tempfile.mkdtemp(), "run")
-    run = start(asked, run_dir, "stop.return_mean_100=null")
+    run = start(asked, run_dir, "stop.return_mean_100=null", "stop.env_steps=1000000000")
     meter, seen, since = Meter(asked, warm_up=0.0), 0, time.monotonic()
     while run.poll() is None and time.monotonic() - since < PATIENCE:
         rows = metrics_of(run_dir)
@@ -44,7 +44,7 @@ def train(asked: argparse.Namespace, learned: dict[str, float]) -> NoReturn:
 
 
 def learn(asked: argparse.Namespace) -> dict[str, float]:
-    """A run that stops by itself at the target and nowhere else: when that was, if it was."""
+    """The preset's own run, schedules included, which stops at the target: when that was, if it was."""
     run_dir = Path(tempfile.mkdtemp(), "run")
     run = start(asked, run_dir, f"stop.return_mean_100={asked.target:g}")
     try:
@@ -54,11 +54,13 @@ def learn(asked: argparse.Namespace) -> dict[str, float]:
         run.wait()
         return {}
     last = metrics_of(run_dir)[-1]
-    return {"seconds_to_target": last["seconds"], "steps_to_target": last["env_steps"]} if run.returncode == 0 else {}
+    if run.returncode != 0 or (last["return_mean_100"] or 0.0) < asked.target:
+        return {}
+    return {"seconds_to_target": last["seconds"], "steps_to_target": last["env_steps"]}
 
 
 def start(asked: argparse.Namespace, run_dir: Path, *overrides: str) -> subprocess.Popen[bytes]:
-    settings = [f"env={asked.env}", f"seed={asked.seed}", f"run_dir={run_dir}", "stop.env_steps=1000000000"]
+    settings = [f"env={asked.env}", f"seed={asked.seed}", f"run_dir={run_dir}"]
     command = [sys.executable, "-m", "seedrl", "run", *settings, "display=none", *overrides]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
