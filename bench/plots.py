@@ -36,6 +36,10 @@ class Panel:
     log_y: bool = False
 
 
+def _is_service(row: Row) -> bool:
+    return bool(row["side"] == "service")
+
+
 def _is_plain(row: Row) -> bool:
     return bool(row["actors"] == 1 and row["in flight"] == 2 and row["transport"] == "unix")
 
@@ -73,10 +77,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         ),
     ),
     "service": (
-        Panel("actors", ("CPU µs per row",), by="side", where=lambda row: row["envs"] == 128 * row["actors"]),
-        Panel(
-            "envs", ("CPU µs per row",), by="side", where=lambda row: row["actors"] == 1 and row["side"] == "service"
-        ),
+        Panel("actors", ("CPU µs per row",), where=lambda row: row["envs"] == 128 * row["actors"] and _is_service(row)),
+        Panel("envs", ("CPU µs per row",), where=lambda row: "batches of 128" in row["side"]),
     ),
 }
 

@@ -52,7 +52,7 @@ def compare_transports(report: Report, config: BenchConfig) -> None:
     }
     turns = interleave(sides, config.repeats)
     for name, side in turns.items():
-        report.add(_row(name, 1, (2 if "2" in name else groups) * ROWS, side))
+        report.add(_row(name, 1, (2 if "2 in flight" in name else groups) * ROWS, side))
     report.add_ratio(cost_ratio("service_over_echo", turns, "service", "echo", bound=1.5))
     report.add_ratio(cost_ratio("service_over_echo_2_in_flight", turns, "service, 2 in flight", "echo, 2 in flight"))
     report.add_ratio(cost_ratio("shm_over_tcp", turns, "shared memory", "tcp", bound=0.6))
@@ -65,16 +65,15 @@ def compare_sizes(report: Report, config: BenchConfig) -> None:
         turn = service(config.seconds, actors=actors)
         report.add(_row("service", actors, actors * 2 * ROWS, [turn]))
     turns = interleave({"1": partial(service, config.seconds), "32": partial(service, config.seconds, actors=32)}, few)
-    report.add(_row("service", 32, 32 * 2 * ROWS, turns["32"]))
+    for actors, side in turns.items():
+        report.add(_row("service", int(actors), int(actors) * 2 * ROWS, side))
     report.add_ratio(cost_ratio("actors32_over_1", turns, "32", "1", bound=1.3))
 
     memory: dict[str, int] = {}
-    turns = interleave(
-        {str(envs): partial(service, config.seconds, groups=envs // ROWS, memory=memory) for envs in (256, 4096)},
-        config.repeats,
-    )
+    batched = partial(service, config.seconds, min_rows=BATCHED // 2, memory=memory)
+    turns = interleave({str(envs): partial(batched, groups=envs // ROWS) for envs in (256, 4096)}, config.repeats)
     for envs, side in turns.items():
-        report.add(_row("service", 1, int(envs), side))
+        report.add(_row("service, batches of 128", 1, int(envs), side))
     report.add_ratio(cost_ratio("envs4096_over_256", turns, "4096", "256", bound=1.1))
     per_env = (memory["4096"] - memory["256"]) / (4096 - 256)
     unroll = (LearnerConfig().algorithm.unroll_length + 1) * FRAME
