@@ -5,6 +5,8 @@ model that takes a fixed time without the GIL, as an accelerator would, the late
 """
 
 import contextlib
+import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -100,8 +102,9 @@ def service(
     min_rows: int = 1,
     memory: dict[str, int] | None = None,
 ) -> Turn:
-    """Serves mock actors with a null model, recording included. `memory` gets the learner's size, by environments."""
+    """Serves mock actors with a null model, recording included. `memory` gets the learner's growth, by environments."""
     config = mock_config(actors, groups)
+    before = settled_rss()
     config.serving.shared_memory = shared_memory
     config.serving.min_rows = min_rows
     with address() as config.listen:
@@ -109,8 +112,16 @@ def service(
         with ServingRig(config, lambda spec: NullModel(spec.num_actions)) as rig, children([command] * actors) as pids:
             turn = measure(lambda: rig.metrics.rows, lambda: rig.served == actors, seconds, [each.pid for each in pids])
             if memory is not None:
-                memory[str(config.actors.envs)] = rss_bytes(os.getpid())
+                memory[str(config.actors.envs)] = rss_bytes(os.getpid()) - before
             return turn
+
+
+def settled_rss() -> int:
+    """Of this process, once what earlier turns have freed is given back."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    return rss_bytes(os.getpid())
 
 
 def mock_config(actors: int, groups: int) -> LearnerConfig:
