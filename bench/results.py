@@ -71,8 +71,13 @@ def _ratio_row(ratio: Ratio) -> Row:
 
 def _stage(stage: Stage, image: str) -> list[str]:
     others = [ratio for ratio in ratios_of(stage) if ratio.bound is None]
+    machine = stage.get("fingerprint", {})
+    when = (
+        f"Measured {machine.get('time')} at commit {machine.get('commit')}, load {_cell(machine.get('load'))} before."
+    )
     return [
         f"## {stage['stage'].replace('_', ' ').capitalize()}",
+        when if machine else "",
         image,
         *_tables(stage["table"]),
         _table([_ratio_row(ratio) for ratio in others]),
