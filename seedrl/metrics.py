@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ServingMetrics:
-    """Written by the inference thread, except `refused`: the server thread."""
+    """Written by the server thread."""
 
     env_steps: int = 0  # transitions of environments: rows that are not resets
     episodes: int = 0

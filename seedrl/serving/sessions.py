@@ -21,7 +21,7 @@ EXPECTED_AFTER = np.array([RESET if flags & ENDED else 0 for flags in range(8)],
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """The life of one stream. Owned by the server thread; the inference thread reads `id` and `alive`."""
+    """The life of one stream. Owned by the server thread."""
 
     id: int
     name: str

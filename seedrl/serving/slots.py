@@ -30,7 +30,7 @@ class FinishedEpisodes(NamedTuple):
 
 
 class Slots:
-    """Owned by the inference thread. Bookkeeping is numpy on the host; core_state is on the device."""
+    """Owned by the server thread. Bookkeeping is numpy on the host; core_state is on the device."""
 
     def __init__(self, count: int, frame_stack: int, core_size: int, device: torch.device) -> None:
         self.entry = np.arange(count)  # the store's entry each slot is writing
