@@ -65,7 +65,7 @@ class FullStore:
             logits = 0.1 * random.standard_normal((unrolls, SPEC.num_actions), np.float32)
             place = self._store.place(entry, np.full(unrolls, t), age)
             self._store.write_frames(place.frame, frames)
-            record = Record(reward, np.zeros(unrolls, np.uint8), age, action, action, policy_version=0)
+            record = Record(reward, np.zeros(unrolls, np.uint8), age, action, action, policy_version=np.array(0))
             self._store.write_rows(place, record, ModelOutput(torch.from_numpy(logits), torch.zeros(unrolls)))
 
     def update(self) -> int:

@@ -44,25 +44,19 @@ def _is_plain(row: Row) -> bool:
     return bool(row["actors"] == 1 and row["in flight"] == 2 and row["transport"] == "unix")
 
 
+def _steps_by_threads(env: str) -> Panel:
+    return Panel(
+        "threads",
+        ("steps per second",),
+        by="groups",
+        where=lambda row: bool(row["env"] == env),
+        title=env,
+        log_x=False,
+    )
+
+
 PANELS: dict[str, tuple[Panel, ...]] = {
-    "pool": (
-        Panel(
-            "threads",
-            ("steps per second",),
-            by="groups",
-            where=lambda row: row["env"] == "Pong-v5",
-            title="Pong",
-            log_x=False,
-        ),
-        Panel(
-            "threads",
-            ("steps per second",),
-            by="groups",
-            where=lambda row: row["env"] == "CartPole-v1",
-            title="CartPole",
-            log_x=False,
-        ),
-    ),
+    "pool": (_steps_by_threads("Pong-v5"), _steps_by_threads("CartPole-v1")),
     "batcher": (Panel("producers", ("wait p50 µs", "wait p99 µs"), label="wait, µs", log_y=True),),
     "inference": (Panel("rows", ("rows per CPU-second",), by="side"),),
     "learner": (Panel("unrolls", ("steps per CPU-second",), by="side"),),

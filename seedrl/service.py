@@ -22,6 +22,7 @@ from seedrl.errors import Mismatch, SeedrlError, ThreadDied
 from seedrl.learning import checkpoint as checkpoints
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.policy import Policy
 from seedrl.progress import ProgressDisplay, Sampler, closing_words, console
@@ -144,7 +145,7 @@ class LearnerService:
         torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // 2))
         stacked = EnvSpec(spec.observation.stacked(config.env.frame_stack), spec.num_actions)
         model = build_model(config.model, stacked, config.seed).to(device)
-        core_size = int(model.core_size)  # type: ignore[arg-type]
+        core_size = core_size_of(model)
         self.store = Store(spec, **_store_sizes(config, core_size), device=device)
         generator = torch.Generator(device).manual_seed(config.seed)
         policy = Policy(model, version=0)

@@ -49,7 +49,7 @@ class Record(NamedTuple):
     age: Indices  # [N]  rows since the episode began, at most frame_stack - 1
     last_action: Indices  # [N]
     action: Indices  # [N]
-    policy_version: Indices | int  # [N]  of the weights that chose the action
+    policy_version: Indices  # [N], or [] for all alike: of the weights that chose the action
 
 
 class Store:
@@ -150,8 +150,9 @@ class Store:
 
     def write_rows(self, place: Place, record: Record, output: ModelOutput) -> None:
         """Everything but the frames; all of it [N, ...]."""
-        for column, values in zip(self._host, record, strict=True):
-            column[place.host] = values  # type: ignore[index]
+        columns: Sequence[NDArray[Any]] = self._host
+        for column, values in zip(columns, record, strict=True):
+            column[place.host] = values
         self._logits.index_copy_(0, place.row, output.logits)
         self._value.index_copy_(0, place.row, output.value)
 
@@ -170,7 +171,7 @@ class Store:
         """Makes row T of finished entries row 0 of fresh ones, with the frames its stack reaches back to."""
         source, target = finished * self._rows + self.unroll_length, fresh * self._rows
         for column in self._host:
-            column[target] = column[source]  # type: ignore[index]
+            column[target] = column[source]
         self._copy((self._logits, self._value), source, target)
         stack = np.arange(self.frame_stack)
         source = (finished * self._frame_rows + self.unroll_length)[:, np.newaxis] + stack
@@ -218,7 +219,7 @@ class Store:
         """The unrolls of these entries [B], time-major."""
         row = entry * self._rows + self._time  # [T+1, B]
         t = np.broadcast_to(self._time, row.shape)
-        record = Record(*(column[row] for column in self._host))  # type: ignore[index]
+        record = Record(*(column[row] for column in self._host))
         place = self.place(np.broadcast_to(entry, row.shape).reshape(-1), t.reshape(-1), record.age.reshape(-1))
 
         def rows(column: Tensor) -> Tensor:
@@ -239,7 +240,7 @@ class Store:
             action=upload(record.action, self._device),
             behavior_logits=rows(self._logits),
             behavior_value=rows(self._value),
-            policy_version=np.asarray(record.policy_version),
+            policy_version=record.policy_version,
             core_state=self._core_state.index_select(0, upload(entry, self._device)),
         )
 

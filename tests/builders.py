@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from seedrl.config import AlgorithmConfig, LearnerConfig, StopConfig
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
+from seedrl.models.base import core_size_of
 from seedrl.policy import Policy
 from seedrl.specs import EnvSpec
 from seedrl.store import Record, Store
@@ -60,7 +61,7 @@ def record(
     inputs = inputs._replace(reward=reward(inputs.reward))
     entry = store.reserve(unrolls)
     assert len(entry) == unrolls, "the store is too small for this test"
-    core_state = torch.randn(unrolls, int(model.core_size), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+    core_state = torch.randn(unrolls, core_size_of(model), generator=torch.Generator().manual_seed(seed))
     store.begin(entry, core_state)
     ends = torch.cat([inputs.reset[1:], torch.zeros(1, unrolls, dtype=torch.bool)])
     for t in range(store.unroll_length + 1):
@@ -77,7 +78,7 @@ def record(
             age=nothing,
             last_action=row.last_action[0].numpy(),
             action=output.logits[0].argmax(dim=-1).numpy(),
-            policy_version=policy_version,
+            policy_version=np.array(policy_version),
         )
         store.write_rows(place, known, ModelOutput(*(tensor[0] for tensor in output)))
     store.commit(entry.tolist())
@@ -122,7 +123,7 @@ def learner_parts(
         capacity=2 * batches,
         unroll_length=3,
         frame_stack=1,
-        core_size=int(model.core_size),  # type: ignore[arg-type]
+        core_size=core_size_of(model),
         device=torch.device("cpu"),
     )
     policy, metrics = Policy(model, version=0), LearningMetrics()

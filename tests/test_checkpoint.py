@@ -27,6 +27,7 @@ from seedrl.errors import RunDirectoryError
 from seedrl.learning import checkpoint as files
 from seedrl.learning.checkpoint import MANIFEST, STATE, TENSORS, Checkpoint
 from seedrl.learning.optimizer import build_optimizer
+from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.specs import EnvSpec
 from tests.builders import model_input, same, weights
@@ -122,7 +123,7 @@ OPTIMIZERS = {
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, spec: EnvSpec, batches: range) -> None:
     for seed in batches:
-        core_state = torch.zeros(2, int(model.core_size))  # type: ignore[arg-type]
+        core_state = torch.zeros(2, core_size_of(model))
         output, _ = model(model_input(spec, rows=4, batch=2, seed=seed), core_state)
         optimizer.zero_grad()
         ((output.value - 1).square().mean() + output.logits.logsumexp(-1).mean()).backward()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from seedrl.config import ModelConfig
 from seedrl.errors import ConfigError
+from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.models.images import Centre, ImageEncoder
 from seedrl.models.mlp import MlpEncoder
@@ -31,7 +32,7 @@ def built(name: str, lstm: int = 0, seed: int = 1) -> nn.Module:
 
 
 def core_of(model: nn.Module, batch: int, seed: int = 5) -> Tensor:
-    return torch.randn(batch, int(model.core_size), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+    return torch.randn(batch, core_size_of(model), generator=torch.Generator().manual_seed(seed))
 
 
 @every_model

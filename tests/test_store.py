@@ -45,7 +45,7 @@ def write(store: Store, entry: int, t: int, value: int, age: int = 0) -> None:
         age=index[2],
         last_action=np.array([value]),
         action=np.array([value]),
-        policy_version=value,
+        policy_version=np.array(value),
     )
     store.write_rows(
         place, known, ModelOutput(logits=torch.full((1, 2), float(value)), value=torch.tensor([float(value)]))

@@ -25,6 +25,13 @@ class Model(Protocol):
         ...
 
 
+def core_size_of(model: nn.Module) -> int:
+    """`core_size` of a module that is a Model; nn.Module itself does not promise that attributes are numbers."""
+    size = model.core_size
+    assert isinstance(size, int)
+    return size
+
+
 class Encoder(Protocol):
     """Observations [N, ...] to features [N, size]."""
 

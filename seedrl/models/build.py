@@ -8,7 +8,7 @@ from torch import nn
 from seedrl.config import ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic
-from seedrl.models.images import impala_encoder, nature_encoder
+from seedrl.models.images import ImageEncoder, impala_encoder, nature_encoder
 from seedrl.models.mlp import MlpEncoder, TinyEncoder
 from seedrl.specs import ArraySpec, EnvSpec
 
@@ -25,10 +25,10 @@ def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:
     if ":" in name:
         return _own_model(name, config, spec)
     encoder = _encoder(name, config, spec.observation)
-    return ActorCritic(encoder, int(encoder.size), spec.num_actions, config.lstm)  # type: ignore[arg-type]
+    return ActorCritic(encoder, encoder.size, spec.num_actions, config.lstm)
 
 
-def _encoder(name: str, config: ModelConfig, observation: ArraySpec) -> nn.Module:
+def _encoder(name: str, config: ModelConfig, observation: ArraySpec) -> MlpEncoder | TinyEncoder | ImageEncoder:
     if name not in BUILT_IN:
         raise ConfigError(f"model.name={name!r} is not one of auto, {', '.join(BUILT_IN)} or your.module:Class")
     if name == "mlp":

@@ -89,7 +89,7 @@ class Inference:
         action = sample(output.logits, self._noise.like(output.logits)).cpu().numpy()
         self._answer(_split(requests, action))
 
-        record = Record(batch.reward, batch.flags, position.age, last_action, action, version)
+        record = Record(batch.reward, batch.flags, position.age, last_action, action, np.array(version))
         self._store.write_rows(place, record, output)
         if core_state.shape[1] and (first := (position.t == 0).nonzero()[0]).size:
             self._store.begin(position.entry[first], core_state[upload(first, self._device)])
