@@ -1,0 +1,275 @@
+"""A few pages over HTTP, for browsers and Prometheus. Knows nothing of what is on them, and reads no file.
+
+Peers are not trusted: whatever they send, drip or keep open, the process they ask pays for no more than `CONNECTIONS`
+places, one answer per `TURN_SECONDS`, and each page once per `FRESH_SECONDS`.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+from seedrl.errors import ConfigError
+
+AUTO = "auto"
+AUTO_HOST, AUTO_PORT = "127.0.0.1", 9464
+CONNECTIONS = 16  # at once; further ones are closed unheard
+HEAD_BYTES = 8192  # of a request line and its headers
+REQUEST_SECONDS = 5.0  # for a client to say what it wants
+CONNECTION_SECONDS = 20.0  # for all of it, answer included
+LINGER_SECONDS = 1.0  # for a client to hang up, so that closing does not destroy the answer on its way
+TURN_SECONDS = 0.005  # between two answers, whoever asks
+FRESH_SECONDS = 0.2  # a page is not made again for so long
+RETRY_SECONDS = 1.0  # after a connection could not be accepted
+STOP_SECONDS = 5.0  # for the thread to end; longer only if a page hangs
+
+HTML_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
+
+
+class Page(NamedTuple):
+    content: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: int = 200
+
+
+class Endpoint:
+    """Serves pages from a daemon thread, `metrics`, which also makes them. `start` and `stop`: one thread, in order."""
+
+    def __init__(
+        self,
+        listen: str,
+        pages: Mapping[str, Callable[[], Page]],
+        on_error: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listen = listen
+        self._host, self._port = address_of(listen)
+        self._names = {"localhost", self._host.lower(), socket.gethostname().lower()}
+        self._pages = {path: _Kept(path, make, on_error, clock) for path, make in pages.items()}
+        self._on_error = on_error
+        self._connections: set[asyncio.Task[None]] = set()
+        self._next_turn = 0.0
+        self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> str:
+        """Returns the HOST:PORT that is served from now on."""
+        listener = self._bind()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, args=(listener, self._loop), name="metrics", daemon=True)
+        host, port = listener.getsockname()[:2]
+        self._thread.start()
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def stop(self) -> None:
+        """Hangs up on everybody. May be called again, and without `start`."""
+        if self._loop and self._thread:
+            with contextlib.suppress(RuntimeError):  # the loop has ended before
+                self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(STOP_SECONDS)
+
+    def _bind(self) -> socket.socket:
+        try:
+            return _listener(self._host, self._port)
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
+            if self._listen == AUTO:  # another run on this machine has it
+                return _listener(self._host, 0)
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"metrics={self._listen} cannot be served on: {reason}; "
+                "choose another HOST:PORT, or metrics=auto for any free port"
+            ) from error
+
+    # The rest runs in the thread.
+
+    def _run(self, listener: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        loop.set_exception_handler(lambda _, context: self._on_error(f"metrics endpoint: {context['message']}"))
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(self._serve(listener))
+
+    async def _serve(self, listener: socket.socket) -> None:
+        """Accepts by itself: asyncio's own server loses a connection that comes while it closes."""
+        loop = asyncio.get_running_loop()
+        with listener:
+            listener.setblocking(False)
+            loop.add_reader(listener, self._accept, loop, listener)
+            await self._stopping.wait()
+            loop.remove_reader(listener)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # it has gone again
+            return
+        except OSError as error:  # no file descriptor left, most likely: it would be tried again and again at once
+            self._on_error(f"metrics endpoint: {error}")
+            loop.remove_reader(listener)
+            loop.call_later(RETRY_SECONDS, loop.add_reader, listener, self._accept, loop, listener)
+            return
+        if len(self._connections) >= CONNECTIONS:
+            client.close()
+            return
+        connection = loop.create_task(self._converse(client))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+        connection.add_done_callback(lambda _: client.close())  # also if it never began
+
+    async def _converse(self, client: socket.socket) -> None:
+        """One request, one answer. A client that goes away or is too slow is nobody's concern."""
+        client.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=client, limit=HEAD_BYTES)
+        try:
+            async with asyncio.timeout(CONNECTION_SECONDS):
+                answer = await self._answer(reader)
+                await self._turn()
+                writer.transport.set_write_buffer_limits(0)  # so that drain means: the kernel has all of it
+                writer.write(answer)
+                await writer.drain()
+                await _linger(reader, writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def _turn(self) -> None:
+        """Spaces answers out: a flood of requests is slowed down, not paid for."""
+        now = asyncio.get_running_loop().time()
+        wait, self._next_turn = self._next_turn - now, max(self._next_turn, now) + TURN_SECONDS
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return _response(_plain(431, f"A request has at most {HEAD_BYTES} bytes here."))
+        method, _, rest = head.decode("latin-1").partition(" ")
+        target, _, rest = rest.partition(" ")
+        version, *headers = rest.split("\r\n")
+        if not version.startswith("HTTP/1."):
+            return _response(_plain(400, "This is not an HTTP/1 request."))
+        page = self._page(method, target.partition("?")[0], headers)
+        return _response(page, with_content=method != "HEAD")
+
+    def _page(self, method: str, path: str, headers: list[str]) -> Page:
+        if not self._is_asked_for(headers):
+            return _plain(421, "Ask for this by localhost, by IP address, or by the host named in metrics=HOST:PORT.")
+        if method not in ("GET", "HEAD"):
+            return _plain(405, "There is only GET and HEAD here.")
+        if path not in self._pages:
+            return _plain(404, f"There is no such page here. There is: {' '.join(self._pages)}")
+        return self._pages[path].page()
+
+    def _is_asked_for(self, headers: list[str]) -> bool:
+        """False for a foreign name: a web page may have pointed its own name at this machine, to read along."""
+        fields = (header.partition(":") for header in headers)
+        hosts = [value.strip().lower() for name, _, value in fields if name.lower() == "host"]
+        name = _without_port(hosts[0]) if len(hosts) == 1 else ""
+        return name in self._names or _is_ip(name)
+
+
+class _Kept:
+    """One page, and its content for as long as that is fresh. Owned by the endpoint's thread."""
+
+    def __init__(
+        self, path: str, make: Callable[[], Page], on_error: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self._path = path
+        self._make = make
+        self._on_error = on_error
+        self._clock = clock
+        self._page = Page(b"")
+        self._fresh_until = float("-inf")
+        self._is_broken = False
+
+    def page(self) -> Page:
+        if self._clock() >= self._fresh_until:
+            self._page = self._made()
+            self._fresh_until = self._clock() + FRESH_SECONDS
+        return self._page
+
+    def _made(self) -> Page:
+        try:
+            page, self._is_broken = self._make(), False
+        except Exception as error:
+            page = _plain(500, "This page could not be made; the process that serves it has said why.")
+            if not self._is_broken:  # said once, not with every scrape
+                self._on_error(f"page {self._path} failed: {type(error).__name__}: {error}")
+            self._is_broken = True
+        return page
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """Host and port of the setting `metrics`; an IPv6 address is written in brackets."""
+    if listen == AUTO:
+        return AUTO_HOST, AUTO_PORT
+    host, _, port = listen.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    fits = bare and (":" not in host or host != bare) and port.isascii() and port.isdigit() and int(port) <= 65535
+    if not fits:
+        raise ConfigError(f"metrics={listen} is no address; give HOST:PORT such as 127.0.0.1:9464 or [::1]:9464")
+    return bare, int(port)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """On the first address of the host that can be bound."""
+    error = OSError(f"{host} has no address")
+    for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+        both = host == "::" and socket.has_dualstack_ipv6()
+        try:
+            return socket.create_server(address, family=family, dualstack_ipv6=both)
+        except OSError as refused:
+            error = refused
+    raise error
+
+
+async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write_eof()
+    async with asyncio.timeout(LINGER_SECONDS):
+        while await reader.read(HEAD_BYTES):
+            pass
+
+
+def _plain(status: int, sentence: str) -> Page:
+    return Page(f"{sentence}\n".encode(), status=status)
+
+
+def _response(page: Page, with_content: bool = True) -> bytes:
+    headers = [
+        f"HTTP/1.1 {page.status} {HTTPStatus(page.status).phrase}",
+        f"Content-Type: {page.content_type}",
+        f"Content-Length: {len(page.content)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+    ]
+    if page.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers.append("Allow: GET, HEAD")
+    if page.content_type.startswith("text/html"):
+        headers.append(f"Content-Security-Policy: {HTML_POLICY}")
+    return "\r\n".join([*headers, "", ""]).encode("latin-1") + (page.content if with_content else b"")
+
+
+def _without_port(host: str) -> str:
+    """The name in a Host header; IPv6 comes in brackets."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
