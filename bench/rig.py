@@ -24,6 +24,7 @@ from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, SessionTable
 from seedrl.serving.slots import Slots
 from seedrl.specs import EnvSpec
+from seedrl.status import Status
 from seedrl.store import Store
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.v1 import inference_pb2 as pb
@@ -63,7 +64,13 @@ class ServingRig:
         self._batcher: Batcher[Request] = Batcher(serving.max_rows, serving.min_rows, serving.max_wait)
         self._sessions = SessionTable(config, job_seed=lambda session_id: session_id)
         self._server = Server(
-            config, self._sessions, self._batcher, self.metrics, on_failure=self._fail, say=lambda text: None
+            config,
+            self._sessions,
+            self._batcher,
+            self.metrics,
+            on_failure=self._fail,
+            say=lambda text: None,
+            describe=lambda: Status("running", "", config.env.id, "cpu", "", "", 0),
         )
         self._builder = threading.Thread(target=self._guard, args=(self._build_and_drain,), name="drain")
 

@@ -23,7 +23,7 @@ from seedrl.config import BenchConfig
 from seedrl.serving.sessions import Session
 from seedrl.specs import ArraySpec, EnvSpec
 from seedrl.wire import codec
-from seedrl.wire.channel import client_options, open_stream, stream_handler
+from seedrl.wire.channel import client_options, open_stream, service_handler
 from seedrl.wire.framing import StepParts
 
 OTHER_BYTES = 4 + 4 + 1  # of a row: environment, reward, flags
@@ -105,7 +105,7 @@ class DecodingServer(EchoServer):
         self._action = np.zeros(case.rows, np.int64)
 
     def _handler(self) -> Any:
-        return stream_handler(self._stream)
+        return service_handler(self._stream, status=self._stream)
 
     async def _stream(self, _: Any, context: Any) -> None:
         session = Session(1, "bench", np.arange(self._envs), np.zeros(self._envs, np.uint8))

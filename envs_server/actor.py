@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from envs_server.pool import Pool, make_pool
 from seedrl.config import ActorConfig
 from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
+from seedrl.metrics import ActorMetrics
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options, open_stream
@@ -53,6 +54,7 @@ class Actor:
         self._make_pool = make_pool
         self._say = say
         self._name = config.name or f"{socket.gethostname()}-{os.getpid()}"
+        self.metrics = ActorMetrics()
         self._stopping = threading.Event()
         self._session: ActorSession | None = None
 
@@ -61,8 +63,9 @@ class Actor:
         seen = time.monotonic()
         failures = 0
         while not self._stopping.is_set():
-            session = self._session = ActorSession(self._config, self._name, self._make_pool)
+            session = self._session = ActorSession(self._config, self._name, self._make_pool, self.metrics)
             ending, why = session.run(self._stopping)
+            self.metrics.actor_connected = 0
             if ending is Ending.over:
                 self._say(f"actor {self._name}: {why}")
                 return
@@ -75,6 +78,7 @@ class Actor:
                 if failures == 0:
                     self._say(f"actor {self._name}: {why}; trying again for {self._config.patience - absent:.0f} s")
                 failures += 1
+                self.metrics.actor_failures += 1
                 self._stopping.wait(random.uniform(0.5, 1.0) * min(2.0, 0.25 * 2 ** min(failures, 4)))
 
     def stop(self) -> None:
@@ -84,10 +88,32 @@ class Actor:
             self._session.cancel()
 
 
+class InFlight(NamedTuple):
+    """A request that waits for its answer."""
+
+    env_id: NDArray[np.int32]
+    buffer: int  # of the shared memory; 0 for none
+    sent: float
+
+
+def measured(metrics: ActorMetrics) -> codec.Measured:
+    """What a report is made of, since the actor started."""
+    trips = metrics.actor_round_trip_seconds
+    return codec.Measured(
+        steps=metrics.actor_steps,
+        env_seconds=metrics.actor_env_seconds,
+        wait_seconds=metrics.actor_wait_seconds,
+        requests=trips.count,
+        round_trip_seconds=trips.sum,
+        cpu_seconds=time.process_time(),
+        reconnects=metrics.actor_sessions,
+    )
+
+
 class ActorSession:
     """The life of one stream, seen from the actor."""
 
-    def __init__(self, config: ActorConfig, name: str, make_pool: MakePool) -> None:
+    def __init__(self, config: ActorConfig, name: str, make_pool: MakePool, metrics: ActorMetrics) -> None:
         self._config = config
         self._name = name
         self._make_pool = make_pool
@@ -96,7 +122,7 @@ class ActorSession:
         self._pool_ready = threading.Event()
         self._leaving = threading.Event()
         self._stepping = threading.Semaphore(0)  # groups the pool is stepping
-        self._pending: dict[int, tuple[NDArray[np.int32], int]] = {}  # request id → environments and buffer
+        self._pending: dict[int, InFlight] = {}  # by request id
         self._memory: SharedBuffers | None = None
         self._free_buffers: deque[int] = deque()
         self._failure: Exception | None = None  # of the outgoing thread
@@ -105,9 +131,8 @@ class ActorSession:
         self._stuck = ""  # what the watchdog saw
         self._call: grpc.Call | None = None
         self.answered = False  # at least one Step
-        self.steps = 0
-        self._env_seconds = 0.0
-        self._wait_seconds = 0.0
+        self._metrics = metrics
+        self._before = measured(metrics)  # when the session began
 
     def cancel(self) -> None:
         self._leaving.set()
@@ -152,6 +177,8 @@ class ActorSession:
         return Ending.lost, "the learner closed the stream"
 
     def _start_pool(self, job: codec.Job) -> None:
+        self._metrics.actor_sessions += 1
+        self._metrics.actor_connected = 1
         self._building = True  # how long that takes is the learner's to judge
         self._pool = self._make_pool(job, self._config.threads)
         self._progress = time.monotonic()
@@ -167,9 +194,10 @@ class ActorSession:
         known = [step for step in steps if step is not None]
         if len(known) < len(steps):
             raise InvalidMessage(f"request_id: expected some in flight, saw {list(act.request_id)[:8]}")
-        action = codec.decode_act(act, sum(len(env_id) for env_id, _ in known))
+        action = codec.decode_act(act, sum(len(step.env_id) for step in known))
         at = 0
-        for env_id, buffer in known:
+        for env_id, buffer, sent in known:
+            self._metrics.actor_round_trip_seconds.observe(self._progress - sent)
             if buffer:
                 self._free_buffers.append(buffer)
             self._send(self._pool, action[at : at + len(env_id)], env_id)
@@ -212,24 +240,30 @@ class ActorSession:
             self._pool.close()
 
     def _steps(self, pool: Pool) -> Iterator[pb.StreamRequest | StepParts]:
-        request_id = 0
+        request_id, metrics = 0, self._metrics
         reported = time.monotonic()
         now = reported
         while self._wait_for_group():
             began = time.monotonic()
-            self._wait_seconds += began - now
+            metrics.actor_wait_seconds += began - now
             rows = pool.recv()
             now = time.monotonic()
-            self._env_seconds += now - began
+            metrics.actor_env_seconds += now - began
             request_id += 1
             buffer = self._put_into_memory(rows.observation)
-            self._pending[request_id] = rows.env_id, buffer
-            self.steps += len(rows.env_id)
+            self._pending[request_id] = InFlight(rows.env_id, buffer, now)
+            metrics.actor_requests["memory" if buffer else "message"] += 1
+            metrics.actor_steps += len(rows.env_id)
             self._progress = now
             yield codec.encode_step(request_id, rows, buffer)
             if now - reported > REPORT_SECONDS:
                 reported = now
-                yield codec.encode_report(self.steps, self._env_seconds, self._wait_seconds)
+                yield codec.encode_report(self._report())
+
+    def _report(self) -> codec.Measured:
+        """What was measured since the session began."""
+        before = self._before
+        return measured(self._metrics).since(before)._replace(reconnects=before.reconnects)
 
     def _put_into_memory(self, observation: NDArray[Any]) -> int:
         """The shared buffer that the observations are in now; 0 if there is none for them."""

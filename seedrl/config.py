@@ -140,6 +140,9 @@ class LearnerConfig:
     device: Device = key(Device.auto, "auto | cpu | cuda")
     threads: int = key(0, "torch threads of inference and of training; 0 for half the cores each")
     display: Display = key(Display.auto, "auto | live | plain | none")
+    metrics: str = key(
+        "auto", "HOST:PORT of the live page and of /metrics; auto for 127.0.0.1:9464 or any free port; empty for none"
+    )
 
 
 @dataclass

@@ -39,26 +39,27 @@ class EnvFailed(SeedrlError):
 
 class Refused(SeedrlError):
     exit_code = 6
+    reason = "internal"  # as a label of metrics
 
 
 class InvalidMessage(Refused):
-    pass
+    reason = "invalid_message"
 
 
 class Mismatch(Refused):
-    pass
+    reason = "mismatch"
 
 
 class NotGranted(Refused):
-    pass
+    reason = "not_granted"
 
 
 class TooLate(Refused):
-    pass
+    reason = "too_late"
 
 
 class NoCapacity(Refused):
-    pass
+    reason = "no_capacity"
 
 
 class ThreadDied(SeedrlError):

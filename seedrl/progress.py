@@ -3,77 +3,16 @@
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from seedrl.config import Display, LearnerConfig
-from seedrl.metrics import LearningMetrics, ServingMetrics
-from seedrl.serving.sessions import SessionTable
+from seedrl.monitoring.sampler import Row
 
 PLAIN_SECONDS = 5.0
 TROUBLE = {"dropped_rows": "dropped rows", "skipped_updates": "skipped updates"}  # shown when there is any
-Row = dict[str, Any]
-
-
-class Sampler:
-    """Turns the learner's counters into rates over the time since the last sample. Owned by the main thread."""
-
-    def __init__(
-        self,
-        config: LearnerConfig,
-        serving: ServingMetrics,
-        learning: LearningMetrics,
-        sessions: SessionTable,
-        seconds_before: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._config = config
-        self._serving = serving
-        self._learning = learning
-        self._sessions = sessions
-        self._clock = clock
-        self._began = clock() - seconds_before
-        self._last = self._totals()
-
-    def sample(self) -> Row:
-        now, last = self._totals(), self._last
-        self._last = now
-        change = {name: now[name] - last[name] for name in now}
-        learner_seconds = change["wait"] + change["busy"]
-        return {
-            "seconds": round(now["time"], 3),
-            "env_steps": self._serving.env_steps,
-            "frames": self._serving.env_steps * self._config.env.frame_skip,
-            "updates": self._learning.updates,
-            "episodes": self._serving.episodes,
-            "return_mean_100": self._serving.return_mean_100,
-            "steps_per_second": _ratio(change["env_steps"], change["time"]),
-            "policy_lag": _ratio(change["lag"], change["updates"]),
-            "inference_batch": _ratio(change["rows"], change["batches"]),
-            "learner_wait_fraction": _ratio(change["wait"], learner_seconds),
-            "backpressure_fraction": _ratio(change["backpressure"], change["time"]),
-            "actors": len(self._sessions.open),
-            "actor_wait_fraction": round(self._sessions.actor_wait_fraction, 4),
-            "dropped_rows": sum(self._serving.dropped_rows.values()),
-            "skipped_updates": self._learning.skipped_updates,
-            **{f"loss/{name}": value for name, value in self._learning.losses.items()},
-        }
-
-    def _totals(self) -> dict[str, float]:
-        return {
-            "time": self._clock() - self._began,
-            "env_steps": self._serving.env_steps,
-            "updates": self._learning.updates,
-            "lag": self._learning.policy_lag_sum,
-            "rows": self._serving.rows,
-            "batches": self._serving.batches,
-            "wait": self._learning.wait_seconds,
-            "busy": self._learning.busy_seconds,
-            "backpressure": self._serving.backpressure_seconds,
-        }
 
 
 class ProgressDisplay:
@@ -156,6 +95,7 @@ def closing_words(summary: Row, run_dir: str) -> str:
         f"  steps      {summary['env_steps']:,} in {took}, {summary['steps_per_second']:,.0f} steps/s",
         f"  updates    {summary['updates']:,}, policy lag {summary['policy_lag_mean']:.1f}, "
         f"learner waited {summary['learner_wait_fraction']:.0%}, {summary['inference_batch_mean']:.0f} rows per batch",
+        *timing_tree(summary["seconds_by_stage"]),
         f"  saved in   {run_dir}",
         f"  go on      seedrl run run_dir={run_dir} … with the same settings and a larger stop.env_steps",
         "  try next   seedrl run env=pong · seedrl run env=catch · seedrl run --help",
@@ -163,5 +103,11 @@ def closing_words(summary: Row, run_dir: str) -> str:
     return "\n".join(lines)
 
 
-def _ratio(amount: float, per: float) -> float:
-    return round(amount / per, 4) if per > 0 else 0.0
+def timing_tree(seconds_by_stage: dict[str, dict[str, float]]) -> list[str]:
+    """Where the time of each thread went; the stages are those of metrics and dashboards."""
+    lines = []
+    for thread, stages in seconds_by_stage.items():
+        total = sum(stages.values()) or 1.0
+        shares = [f"{stage} {seconds / total:.0%}" for stage, seconds in stages.items() if seconds / total >= 0.005]
+        lines.append(f"  {thread:<10} {duration(total)}: {' · '.join(shares)}")
+    return lines

@@ -1,6 +1,7 @@
 """The run directory: what a run leaves behind and what it resumes from. Knows nothing of torch.
 
 config.yaml     the settings, complete
+context.json    process and addresses of the learner that runs, or ran last
 metrics.jsonl   one line of measurements every few seconds, more often in the first minute
 checkpoints/    see learning/checkpoint.py
 logs/           what the actors of `seedrl run` print
@@ -36,6 +37,7 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
+        self.metrics = path / "metrics.jsonl"
 
     @classmethod
     def prepare(cls, config: LearnerConfig) -> "RunDirectory":
@@ -74,8 +76,12 @@ class RunDirectory:
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
-        with (self.path / "metrics.jsonl").open("a") as file:
+        with self.metrics.open("a") as file:
             file.write(json.dumps(finite) + "\n")
+
+    def write_context(self, context: dict[str, Any]) -> None:
+        """Where the learner can be found while it runs."""
+        write_atomically(self.path / "context.json", json.dumps({"version": 1, **context}, indent=2) + "\n")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")

@@ -21,11 +21,12 @@ from seedrl.device import after_serving, choose_device, free_bytes, own_stream
 from seedrl.errors import Mismatch, SeedrlError, ThreadDied
 from seedrl.learning import checkpoint as checkpoints
 from seedrl.learning.learner import Learner
-from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.metrics import LearningMetrics, ServingMetrics, Stopwatch
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
+from seedrl.monitoring.monitor import Monitor, trouble
 from seedrl.policy import Policy
-from seedrl.progress import ProgressDisplay, Sampler, closing_words, console
+from seedrl.progress import ProgressDisplay, closing_words, console
 from seedrl.rundir import RunDirectory
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.batches import Batches
@@ -39,9 +40,7 @@ from seedrl.store import Store
 from seedrl.v1 import inference_pb2 as pb
 
 POLL_SECONDS = 0.1  # how long a thread waits before it looks whether to stop
-SAMPLE_SECONDS = 0.5
-METRICS_SECONDS = 5.0
-EARLY_SECONDS = 60.0  # every sample is written until then, so that a short run leaves a curve, too
+LOOK_SECONDS = 0.5
 STOP_SECONDS = 8.0  # for the threads to end: less than a supervisor waits
 
 
@@ -96,8 +95,18 @@ class LearnerService:
         self.sessions = SessionTable(config, job_seed=seeds, check_spec=self._check_memory)
         if self.checkpoint is not None:
             self.sessions.agree(spec_of(self.checkpoint))
+        self.monitor = Monitor(
+            config, self.run_directory, self.serving, self.learning, self.sessions, self.batcher, say=self.display.say
+        )
+        self.monitor.device = str(self.device)
         self.server = Server(
-            config, self.sessions, self.batcher, self.serving, on_failure=self._thread_died, say=self.display.say
+            config,
+            self.sessions,
+            self.batcher,
+            self.serving,
+            on_failure=self._thread_died,
+            say=self.display.say,
+            describe=self.monitor.status,
         )
         self.learner_thread = threading.Thread(target=self._run_learner, name="learner", daemon=True)
         self.batches_done: Future[None] | None = None
@@ -109,9 +118,9 @@ class LearnerService:
         """Serves and trains until it is done or asked to stop; returns the summary."""
         try:
             address = self.server.start()
-            self.display.say(
-                f"learner: serving {self.config.env.id} at {address}; run directory {self.run_directory.path}"
-            )
+            self.monitor.start()
+            self.run_directory.write_context({"pid": os.getpid(), "address": address, "metrics": self.monitor.address})
+            self._introduce(address)
             if self._wait_for_spaces(address):
                 self._build(self.sessions.spec.result())
                 self._check_whether_done()  # before a resumed run goes on
@@ -126,6 +135,11 @@ class LearnerService:
         if self.learning.updates:
             self.display.say(closing_words(summary, str(self.run_directory.path)))
         return summary
+
+    def _introduce(self, address: str) -> None:
+        self.display.say(f"learner: serving {self.config.env.id} at {address}; run directory {self.run_directory.path}")
+        if self.monitor.address:
+            self.display.say(f"learner: live page at http://{self.monitor.address}/, metrics at /metrics")
 
     def _wait_for_spaces(self, address: str) -> bool:
         """Waits for the first actor, which tells the spaces; false if asked to stop before."""
@@ -188,33 +202,23 @@ class LearnerService:
 
     def _start_threads(self) -> None:
         self.began = self.saved = time.monotonic()
+        self.monitor.begin(self.store, self.policy, self.batches, self.seconds_before)
         self.learner_thread.start()
         self.batches_done = self.server.run(self._serve_batches())
         self.server.set_ready(True)
 
     def _watch(self) -> None:
-        sampler = Sampler(self.config, self.serving, self.learning, self.sessions, self.seconds_before)
-        next_row = time.monotonic()
-        while not self.stop.wait(SAMPLE_SECONDS):
-            row = sampler.sample()
-            self.display.show(row)
-            if time.monotonic() >= next_row:
-                next_row = time.monotonic() + (METRICS_SECONDS if row["seconds"] > EARLY_SECONDS else 0)
-                self._write_down(row)
-        self._write_down(sampler.sample())
-
-    def _write_down(self, row: dict[str, Any]) -> None:
-        try:
-            self.run_directory.append_metrics({"time": time.time(), **row})
-        except OSError as error:
-            self.display.say(f"learner: metrics could not be written ({error}); training goes on")
+        while not self.stop.wait(LOOK_SECONDS):
+            self.display.show(self.monitor.look())
 
     def _shut_down(self) -> dict[str, Any]:
         """Threads first, so that nothing moves any more; then the checkpoint; then the actors."""
         self.server.set_ready(False)
+        self.monitor.is_draining = True
         was_running = self.batches_done is not None
         if was_running:
             self._join_threads()
+            self.monitor.look(is_last=True)
         if was_running and self.stop.failure is None:
             self._save()
         over = self.stop.status == "done"
@@ -225,6 +229,7 @@ class LearnerService:
         if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
             with contextlib.suppress(OSError):  # a full disk; the words at the end say the same
                 self.run_directory.write_summary(summary)
+        self.monitor.close()
         self.run_directory.release()
         return summary
 
@@ -255,13 +260,14 @@ class LearnerService:
             "seconds": round(seconds, 3),
             "steps_per_second": round(serving.env_steps / seconds, 1),
             "return_mean_100": serving.return_mean_100,
-            "policy_lag_mean": round(learning.policy_lag_mean, 3),
+            "policy_lag_mean": round(learning.policy_lag.mean, 3),
             "learner_wait_fraction": round(learning.wait_fraction, 4),
             "inference_batch_mean": round(serving.batch_mean, 2),
-            "dropped_rows": dict(serving.dropped_rows),
-            "refused": dict(serving.refused),
-            "skipped_updates": learning.skipped_updates,
-            "failed_checkpoints": learning.failed_checkpoints,
+            "trouble": trouble(serving, learning),
+            "seconds_by_stage": {
+                "server": _rounded(serving.serving_seconds),
+                "learner": _rounded(learning.learner_seconds),
+            },
             "seed": self.config.seed,
         }
 
@@ -323,13 +329,16 @@ class LearnerService:
     def _save(self) -> None:
         """Runs in the learner thread, and in the main thread once that has ended."""
         self.saved = time.monotonic()
+        timer = Stopwatch(self.learning.learner_seconds)
         snapshot = self.resumable.take(self.seconds_before + self.saved - self.began)
         try:
             checkpoints.save(
                 self.run_directory.checkpoints, self.serving.env_steps, snapshot, keep=self.config.checkpoint.keep
             )
+            self.learning.checkpoint_timestamp_seconds = time.time()
+            self.learning.checkpoint_seconds.observe(timer.lap("checkpoint") - self.saved)
         except OSError as error:
-            self.learning.failed_checkpoints += 1
+            self.learning.checkpoints_failed += 1
             self.display.say(f"learner: no checkpoint could be written ({error}); the one before is intact")
 
 
@@ -354,6 +363,10 @@ def run_learner(config: LearnerConfig) -> dict[str, Any]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
     return service.run()
+
+
+def _rounded(seconds: dict[str, float]) -> dict[str, float]:
+    return {stage: round(value, 3) for stage, value in seconds.items()}
 
 
 def _store_sizes(config: LearnerConfig, core_size: int) -> dict[str, int]:

@@ -11,20 +11,8 @@ from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.learning import checkpoint as files
 from seedrl.learning.checkpoint import Checkpoint
 from seedrl.learning.learner import Learner
-from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.metrics import LearningMetrics, ServingMetrics, restore_totals, totals_of
 from seedrl.specs import ArraySpec, EnvSpec
-
-SERVING_COUNTERS = ("env_steps", "episodes", "batches", "rows", "inference_seconds", "backpressure_seconds")
-SERVING_REASONS = ("dropped_rows", "refused")  # counters by reason
-LEARNING_COUNTERS = (
-    "updates",
-    "trained_steps",
-    "skipped_updates",
-    "failed_checkpoints",
-    "wait_seconds",
-    "busy_seconds",
-    "policy_lag_sum",
-)
 
 
 @dataclass
@@ -47,9 +35,8 @@ class Resumable:
         state = {
             "spec": asdict(self.spec),
             "seconds": seconds,
-            "serving": {name: getattr(self.serving, name) for name in SERVING_COUNTERS},
-            "reasons": {name: dict(getattr(self.serving, name)) for name in SERVING_REASONS},
-            "learning": {name: getattr(self.learning, name) for name in LEARNING_COUNTERS},
+            "serving": totals_of(self.serving),
+            "learning": totals_of(self.learning),
             "returns": list(self.serving.returns.copy()),
             "lengths": list(self.serving.lengths.copy()),
         }
@@ -61,12 +48,8 @@ class Resumable:
         load_weights(self.learner.model, checkpoint)
         files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", checkpoint.tensors))
         self.generator.set_state(checkpoint.tensors["generator"])
-        for name, value in state["serving"].items():
-            setattr(self.serving, name, value)
-        for name, counts in state.get("reasons", {}).items():
-            getattr(self.serving, name).update(counts)
-        for name, value in state["learning"].items():
-            setattr(self.learning, name, value)
+        restore_totals(self.serving, state["serving"])
+        restore_totals(self.learning, state["learning"])
         self.serving.returns.extend(state["returns"])
         self.serving.lengths.extend(state["lengths"])
         return float(state["seconds"])

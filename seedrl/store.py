@@ -192,10 +192,15 @@ class Store:
 
     # Read by the learner.
 
+    def wait_for(self, count: int, timeout: float) -> bool:
+        """Whether there are so many finished unrolls before the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._ready) >= count, timeout)
+
     def take(self, count: int, timeout: float) -> Unrolls | None:
         """The `count` oldest finished unrolls, copied out so that their entries are free again; None at the timeout."""
         with self._changed:
-            if not self._changed.wait_for(lambda: len(self._ready) >= count, timeout):
+            if not self.wait_for(count, timeout):
                 return None
             entries = [self._ready.popleft() for _ in range(count)]
         after_serving(self._device)

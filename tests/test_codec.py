@@ -1,5 +1,6 @@
 """Messages survive the wire, and nothing a peer sends gets past `decode_*` unchecked."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from seedrl.errors import InvalidMessage, NotGranted, Refused
 from seedrl.specs import DTYPES, ArraySpec, EnvSpec
+from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows
@@ -108,8 +110,30 @@ def test_hello_control_and_report_roundtrip_keep_their_fields() -> None:
     assert (hello.protocol_version, hello.actor_name) == (codec.PROTOCOL_VERSION, "näme")
     control = through_the_wire(codec.encode_control(pb.Control.COMMAND_DRAIN, "why")).control
     assert (control.command, control.reason) == (pb.Control.COMMAND_DRAIN, "why")
-    report = through_the_wire(codec.encode_report(5, 0.25, 1.5)).report
-    assert (report.steps, report.env_seconds, report.wait_seconds) == (5, 0.25, 1.5)
+    measured = codec.Measured(5, 0.25, 1.5, requests=3, round_trip_seconds=0.5, cpu_seconds=2.0, reconnects=1)
+    assert codec.decode_report(through_the_wire(codec.encode_report(measured)).report) == measured
+
+
+@pytest.mark.parametrize("wrong", [{"env_seconds": -1.0}, {"wait_seconds": math.nan}, {"cpu_seconds": math.inf}])
+def test_decode_report_with_a_number_that_cannot_be_is_refused_by_name(wrong: dict[str, float]) -> None:
+    report = through_the_wire(codec.encode_report(codec.Measured(**wrong))).report
+    with pytest.raises(InvalidMessage, match=next(iter(wrong))):
+        codec.decode_report(report)
+
+
+@pytest.mark.parametrize("goal", [None, 18.0])
+def test_status_roundtrip_keeps_everything(goal: float | None) -> None:
+    actor = ActorStatus("näme", 3, "ipv4:1", "memory", 32, 10, 2.5, 0.01, 0.5, 4, 1, 60.0, 0.25)
+    status = Status(
+        *("running", "0.1", "Pong-v5", "cpu", "runs/x", "127.0.0.1:9464", 2**40),
+        goal_return=goal,
+        row={"seconds": 1.5, "cycle/env": 0.25},
+        verdict=Verdict("env", "because", "do this"),
+        trouble={"rows dropped: session_ended": 2},
+        actors=[actor, actor],
+    )
+    message = codec.encode_status(status)
+    assert codec.decode_status(pb.StatusResponse.FromString(message.SerializeToString())) == status
 
 
 def test_encode_step_other_integer_width_and_strides_gives_wire_layout() -> None:

@@ -32,11 +32,11 @@ GENERATED = "seedrl.v1"
 
 # A module imports from its own row and from those above it. A name stands for the module or the whole package.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.types"),
-    ("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.monitoring"),
+    ("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status", "seedrl.types"),
+    ("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
     ("seedrl.device", "seedrl.policy", "seedrl.store"),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
-    ("seedrl.rundir", "seedrl.progress", "seedrl.snapshot", "seedrl.service", "seedrl.launch"),
+    ("seedrl.monitoring", "seedrl.rundir", "seedrl.progress", "seedrl.snapshot", "seedrl.service", "seedrl.launch"),
     ("seedrl.commands",),
     ("seedrl.__main__", "envs_server.__main__"),
 )
@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "yaml": {"seedrl.rundir"},
     "rich": {"seedrl.progress"},
     "safetensors": {"seedrl.learning.checkpoint"},
-    "prometheus_client": set(),
+    "prometheus_client": {"seedrl.monitoring.exposition"},
 }
 # The name of a distribution where it is not the name of what is imported.
 IMPORT_NAMES = {
@@ -75,6 +75,7 @@ IMPORT_NAMES = {
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
     "hydra-core": "hydra",
+    "prometheus-client": "prometheus_client",
     "protobuf": "google",
     "pyyaml": "yaml",
 }
@@ -177,6 +178,7 @@ def test_imports_of_light_modules_load_nothing_heavy() -> None:
     torch_free += ("seedrl.monitoring", "seedrl.rundir", "seedrl.launch", "seedrl.progress")
     light = [name for name in WRITTEN if any(belongs_to(name, free) for free in torch_free)]
     light.remove("envs_server.__main__")
+    light.remove("seedrl.monitoring.monitor")
     program = f"""
 import importlib, sys
 import seedrl.commands

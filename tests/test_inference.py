@@ -203,7 +203,7 @@ def test_run_rows_of_dead_session_are_dropped_and_counted() -> None:
     served = rig.request(alive, make_rows(np.zeros((2, 2), np.float32)))
     rig.run(waiting, served)
     assert [request for request, _ in rig.answers] == [served]
-    assert rig.metrics.dropped_rows == {"session_ended": 2, "partial_unroll": 0}
+    assert rig.metrics.rows_dropped == {"session_ended": 2, "partial_unroll": 0}
     assert (rig.metrics.rows, rig.metrics.batches) == (2, 1)
 
 
@@ -213,7 +213,7 @@ def test_run_only_dead_sessions_runs_no_batch() -> None:
     dead.alive = False
     assert rig.run(rig.request(dead, make_rows(np.zeros((2, 2), np.float32)))) == []
     assert (rig.metrics.rows, rig.metrics.batches) == (0, 0)
-    assert rig.metrics.dropped_rows["session_ended"] == 2
+    assert rig.metrics.rows_dropped["session_ended"] == 2
 
 
 def test_run_new_session_on_same_slots_starts_afresh() -> None:
@@ -230,7 +230,7 @@ def test_run_new_session_on_same_slots_starts_afresh() -> None:
 
     unrolls = rig.store.take(2, timeout=0)
     assert unrolls is not None
-    assert rig.metrics.dropped_rows["partial_unroll"] == 6
+    assert rig.metrics.rows_dropped["partial_unroll"] == 6
     assert unrolls.inputs.reset[:, 0].tolist() == [True, False, False, False, False]
     assert unrolls.inputs.last_action[0].tolist() == [0, 0]
     assert torch.equal(unrolls.core_state, before)  # the model, not the store, forgets it at the reset row

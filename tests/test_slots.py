@@ -83,10 +83,10 @@ def test_locate_one_frame_has_age_zero_always() -> None:
 
 def test_claim_by_new_session_discards_partial_unrolls() -> None:
     slots = make_slots()
-    assert slots.claim(indices(0, 1, 2, 3), session_id=1) == 0
+    assert slots.claim(indices(0, 1, 2, 3), session_id=1).sum() == 0
     advance(slots, indices(0, 1, 2))
     advance(slots, indices(0))
-    assert slots.claim(indices(0, 1), session_id=2) == 3
+    assert slots.claim(indices(0, 1), session_id=2).sum() == 3
     assert locate(slots, indices(0, 1, 2), flags(RESET, RESET, 0)).t.tolist() == [0, 0, 1]
 
 
@@ -94,7 +94,7 @@ def test_claim_by_same_session_discards_nothing() -> None:
     slots = make_slots()
     slots.claim(indices(0, 1), session_id=1)
     advance(slots, indices(0, 1))
-    assert slots.claim(indices(0, 1), session_id=1) == 0
+    assert slots.claim(indices(0, 1), session_id=1).size == 0
     assert locate(slots, indices(0, 1), flags(0, 0)).t.tolist() == [1, 1]
 
 

@@ -1,7 +1,6 @@
 """What a run goes on from: everything, or only the weights of another run."""
 
 import dataclasses
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from seedrl.config import AlgorithmConfig, Optimizer
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.learning import checkpoint as files
 from seedrl.learning.checkpoint import Checkpoint
-from seedrl.metrics import ServingMetrics
+from seedrl.metrics import Kind, LearningMetrics, ServingMetrics, declared, totals_of
 from seedrl.snapshot import Resumable, initial_weights, load_weights, spec_of
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, same, weights
@@ -62,25 +61,32 @@ def test_resumable_restored_run_equals_an_uninterrupted_one(tmp_path: Path, opti
     assert same(*(files.pack_optimizer(each.parts.learner.optimizer) for each in (resumed, run)))
     assert torch.equal(*(torch.rand(5, generator=each.resumable.generator) for each in (resumed, run)))
     assert resumed.parts.metrics.updates == run.parts.metrics.updates == 6
-    assert resumed.parts.metrics.policy_lag_sum == run.parts.metrics.policy_lag_sum
+    assert resumed.parts.metrics.policy_lag == run.parts.metrics.policy_lag
     assert resumed.parts.metrics.trained_steps == run.parts.metrics.trained_steps
+
+
+def count_everything(metrics: ServingMetrics | LearningMetrics) -> None:
+    """Gives every counter, of every label and bucket, a value of its own."""
+    for number, (name, declaration) in enumerate(declared(type(metrics)), start=1):
+        if declaration.kind is Kind.histogram:
+            getattr(metrics, name).observe(float(number))
+        elif declaration.kind is Kind.counter and declaration.label:
+            getattr(metrics, name).update(dict.fromkeys(declaration.values, number))
+        elif declaration.kind is Kind.counter:
+            setattr(metrics, name, number)
 
 
 def test_resumable_restores_every_counter(tmp_path: Path) -> None:
     """All that the metrics hold, so that a counter added later is not forgotten here."""
     run = Run.fresh()
     for metrics in (run.resumable.serving, run.resumable.learning):
-        for number, field in enumerate(dataclasses.fields(metrics), start=1):
-            if isinstance(getattr(metrics, field.name), (int, float)):
-                setattr(metrics, field.name, type(getattr(metrics, field.name))(number))
-    run.resumable.serving.dropped_rows = Counter(session_ended=3)
-    run.resumable.serving.refused = Counter(no_capacity=2)
+        count_everything(metrics)
     run.resumable.serving.returns.extend([0.1, -2.5])
     run.resumable.serving.lengths.extend([10, 20])
     resumed = Run.fresh()
     resumed.resumable.restore(files.load(run.save(tmp_path)))
     assert resumed.resumable.serving == run.resumable.serving
-    assert resumed.resumable.learning == run.resumable.learning
+    assert totals_of(resumed.resumable.learning) == totals_of(run.resumable.learning)
 
 
 def test_resumable_returns_stay_the_last_hundred(tmp_path: Path) -> None:

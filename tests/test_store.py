@@ -314,7 +314,7 @@ class Recording(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         assert self.rig.store.ready == len(self.finished)
-        assert {reason: self.rig.metrics.dropped_rows[reason] for reason in self.dropped} == self.dropped
+        assert {reason: self.rig.metrics.rows_dropped[reason] for reason in self.dropped} == self.dropped
 
     def new_row(self, slot: int, ending: int) -> Row:
         self.number += 1

@@ -1,6 +1,5 @@
 """One update after another: unrolls in, weights out. Knows nothing of streams, sessions or files."""
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from seedrl.config import LearnerConfig
 from seedrl.learning.losses import LossParts, vtrace_loss
 from seedrl.learning.optimizer import build_optimizer, clip_gradients, linear
-from seedrl.metrics import LearningMetrics
+from seedrl.metrics import LearningMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.store import Store
 from seedrl.types import Unrolls
@@ -39,47 +38,56 @@ class Learner:
 
     def update(self, timeout: float) -> bool:
         """Trains on the next train batch; false if there was none before the timeout. `publish` makes it count."""
-        began = time.monotonic()
-        unrolls = self._store.take(self._config.algorithm.batch_size, timeout)
-        taken = time.monotonic()
-        self._metrics.wait_seconds += taken - began
+        timer = Stopwatch(self._metrics.learner_seconds)
+        batch_size = self._config.algorithm.batch_size
+        self._store.wait_for(batch_size, timeout)
+        timer.lap("wait")
+        unrolls = self._store.take(batch_size, timeout=0)
         if unrolls is None:
             return False
-        self._train(unrolls)
-        self._metrics.busy_seconds += time.monotonic() - taken
+        timer.lap("gather")
+        self._train(unrolls, timer)
         return True
 
     def publish(self) -> None:
         """Serves the trained weights. The version is the number of updates."""
+        timer = Stopwatch(self._metrics.learner_seconds)
         self._policy.publish(self.model, self._metrics.updates)
+        timer.lap("publish")
 
-    def _train(self, unrolls: Unrolls) -> None:
+    def _train(self, unrolls: Unrolls, timer: Stopwatch) -> None:
         algorithm, metrics = self._config.algorithm, self._metrics
         fraction = self._env_steps() / self._config.stop.env_steps
-        self._set_learning_rate(linear(algorithm.learning_rate, algorithm.learning_rate_end, fraction))
-        entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, fraction)
+        metrics.learning_rate = linear(algorithm.learning_rate, algorithm.learning_rate_end, fraction)
+        metrics.entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, fraction)
+        for group in self.optimizer.param_groups:
+            group["lr"] = metrics.learning_rate
 
         output, _ = self.model(unrolls.inputs, unrolls.core_state)
-        parts = vtrace_loss(unrolls, output, algorithm, entropy_cost)
+        parts = vtrace_loss(unrolls, output, algorithm, metrics.entropy_cost)
+        timer.lap("forward")
         self.optimizer.zero_grad(set_to_none=True)
         parts.total.backward()
         grad_norm = clip_gradients(self.model.parameters(), algorithm.max_grad_norm)
+        timer.lap("backward")
         if torch.isfinite(grad_norm):
             self.optimizer.step()
         else:
             metrics.skipped_updates += 1
 
-        metrics.policy_lag_sum += float((metrics.updates - unrolls.policy_version[:-1]).mean())
+        metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
         metrics.trained_steps += unrolls.action[1:].numel()
+        metrics.unrolls_trained += unrolls.action.shape[1]
         metrics.updates += 1
         if metrics.updates % REPORT_EVERY == 1:
-            metrics.losses = _to_host(parts, grad_norm)
+            self._report(parts, grad_norm)
+        timer.lap("optimize")
 
-    def _set_learning_rate(self, value: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = value
-
-
-def _to_host(parts: LossParts, grad_norm: Tensor) -> dict[str, float]:
-    values = torch.stack([part.detach() for part in parts] + [grad_norm]).tolist()
-    return dict(zip([*LossParts._fields, "grad_norm"], values, strict=True))
+    def _report(self, parts: LossParts, grad_norm: Tensor) -> None:
+        """Copies to the host what people want to see of an update."""
+        values = torch.stack([part.detach() for part in parts] + [grad_norm]).tolist()
+        host = dict(zip([*LossParts._fields, "grad_norm"], values, strict=True))
+        metrics = self._metrics
+        metrics.loss.update({part: host[part] for part in metrics.loss})
+        metrics.entropy, metrics.kl = host["entropy"], host["kl"]
+        metrics.clipped_rho, metrics.grad_norm = host["clipped_rho"], host["grad_norm"]

@@ -26,7 +26,7 @@ class Runner(Protocol):
 
 
 class Batches:
-    """Owned by the server thread, except `wake` and `stop`, which any thread may call."""
+    """Owned by the server thread, except `wake`, `stop` and `alive_at`, which are for any thread."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Batches:
         self._metrics = metrics
         self._may_go_on = may_go_on  # false while a lock-step run waits for an update
         self._stopping = False
+        self.alive_at = time.monotonic()  # no longer than a batch and a pause ago, if all is well
         self._loop: asyncio.AbstractEventLoop | None = None
         self._paused: asyncio.Future[None] | None = None
         batcher.on_submit = self._go_on
@@ -48,13 +49,15 @@ class Batches:
         """Until `stop`."""
         self._loop = asyncio.get_running_loop()
         while not self._stopping:
+            self.alive_at = time.monotonic()
             if not self._inference.finish_unrolls() or not self._may_go_on():
-                await self._hold_back()
+                await self._pause(LONGEST_PAUSE, "hold")  # actors wait for the learner
             elif requests := self._batcher.take():
+                self._count_waits(requests)
                 self._inference.run(requests)
                 await asyncio.sleep(0)  # answers leave, and what has come meanwhile is read
             else:
-                await self._pause(self._batcher.due_in())
+                await self._wait_for_rows()
 
     def wake(self) -> None:
         """The learner has freed unrolls or published a policy."""
@@ -65,20 +68,36 @@ class Batches:
         self._stopping = True
         self.wake()
 
-    async def _hold_back(self) -> None:
-        """Actors wait for the learner."""
-        began = time.monotonic()
-        await self._pause(LONGEST_PAUSE)
-        self._metrics.backpressure_seconds += time.monotonic() - began
+    async def _wait_for_rows(self) -> None:
+        due = self._batcher.due_in()
+        if due is None:
+            await self._pause(LONGEST_PAUSE, "idle")
+        else:
+            await self._pause(min(due, LONGEST_PAUSE), "fill")
 
     def _go_on(self) -> None:
         if self._paused is not None and not self._paused.done():
             self._paused.set_result(None)
 
-    async def _pause(self, seconds: float | None) -> None:
+    async def _pause(self, seconds: float, stage: str) -> None:
+        spent = self._metrics.serving_seconds
+        began, read_before = time.monotonic(), spent["read"]
         loop = asyncio.get_running_loop()
         self._paused = loop.create_future()
-        timer = loop.call_later(min(seconds or LONGEST_PAUSE, LONGEST_PAUSE), self._go_on)
+        timer = loop.call_later(seconds, self._go_on)
         await self._paused
         timer.cancel()
         self._paused = None
+        spent[stage] += time.monotonic() - began - (spent["read"] - read_before)  # requests are read meanwhile
+
+    def _count_waits(self, requests: list[Request]) -> None:
+        """How long requests have waited for this batch, and why."""
+        now, metrics = time.monotonic(), self._metrics
+        for request in requests:
+            waited = now - request.arrived
+            held = min(waited, metrics.serving_seconds["hold"] - request.held_before)
+            filled = min(waited - held, metrics.serving_seconds["fill"] - request.filled_before)
+            metrics.queue_seconds["hold"] += held
+            metrics.queue_seconds["fill"] += filled
+            metrics.queue_seconds["busy"] += waited - held - filled
+            metrics.queue_wait_seconds.observe(waited)

@@ -4,7 +4,6 @@ An observation goes from the message it came in straight into the store; the pol
 stacked with the frames before it, exactly as training will.
 """
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seedrl.device import upload
-from seedrl.metrics import ServingMetrics
+from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.serving.sessions import Request
 from seedrl.serving.slots import Indices, Slots
@@ -66,10 +65,10 @@ class Inference:
     @torch.inference_mode()
     def run(self, requests: list[Request]) -> None:
         """Answers every live request and records its rows."""
-        began = time.monotonic()
         requests = self._drop_dead(requests)
         if not requests:
             return
+        timer = Stopwatch(self._metrics.serving_seconds)
         batch = _join(requests)
         reset = (batch.flags & RESET) != 0
         resets = batch.slots[reset]
@@ -79,15 +78,19 @@ class Inference:
         place = self._store.place(*position)
         core_state = self._slots.core_state(batch.slots)
         last_action = self._slots.last_action(batch.slots)
+        timer.lap("stage")
         inputs = ModelInput(
             self._observe(requests, place),
             upload(batch.reward, self._device),
             upload(last_action, self._device),
             upload(reset, self._device),
         )
+        timer.lap("copy")
         output, next_core_state, version = self._forward(inputs, core_state)
         action = sample(output.logits, self._noise.like(output.logits)).cpu().numpy()
+        timer.lap("forward")
         self._answer(_split(requests, action))
+        self._count_answers(requests, version, timer.lap("reply"))
 
         record = Record(batch.reward, batch.flags, position.age, last_action, action, np.array(version))
         self._store.write_rows(place, record, output)
@@ -98,7 +101,7 @@ class Inference:
         full = (position.t == self._store.unroll_length).nonzero()[0]
         if len(full):
             self._full = FullRows(batch.slots[full], core_state[upload(full, self._device)])
-        self._metrics.inference_seconds += time.monotonic() - began
+        timer.lap("record")
 
     @torch.inference_mode()
     def finish_unrolls(self) -> bool:
@@ -109,6 +112,7 @@ class Inference:
         fresh = self._store.reserve(len(slots))
         n = len(fresh)
         if n:
+            timer = Stopwatch(self._metrics.serving_seconds)
             finished = self._slots.entry[slots[:n]]
             self._store.roll(finished, fresh)
             self._store.begin(fresh, core_state[:n])
@@ -116,19 +120,23 @@ class Inference:
             self._slots.start_unroll(slots[:n], fresh)
             self._store.commit(finished.tolist())
             self._full = FullRows(slots[n:], core_state[n:])
+            self._metrics.unrolls_made += n
+            timer.lap("record")
         return n == len(slots)
 
     def _drop_dead(self, requests: list[Request]) -> list[Request]:
         """Rows whose session ended while they waited are dropped."""
         for request in requests:
             if not request.session.alive:
-                self._metrics.dropped_rows["session_ended"] += request.rows
+                self._metrics.rows_dropped["session_ended"] += request.rows
         return [request for request in requests if request.session.alive]
 
     def _claim(self, requests: list[Request]) -> None:
         """A new session takes its slots over with the first row of each, which is a RESET."""
         for request in requests:
-            self._metrics.dropped_rows["partial_unroll"] += self._slots.claim(request.slots, request.session.id)
+            discarded = self._slots.claim(request.slots, request.session.id)
+            self._metrics.rows_dropped["partial_unroll"] += int(discarded.sum())
+            self._metrics.unrolls_dropped["session_ended"] += int(np.count_nonzero(discarded))
 
     def _observe(self, requests: list[Request], place: Place) -> Tensor:
         """Moves the observations into the store; returns them stacked [N, ...]."""
@@ -152,10 +160,19 @@ class Inference:
         if len(finished.returns):
             metrics.returns.extend(finished.returns.tolist())
             metrics.lengths.extend(finished.lengths.tolist())
+            metrics.episode_return.observe_all(finished.returns)
+            metrics.episode_length.observe_all(finished.lengths)
             metrics.episodes += len(finished.returns)
-        metrics.env_steps += len(batch.slots) - resets
-        metrics.rows += len(batch.slots)
+        rows = len(batch.slots)
+        metrics.env_steps += rows - resets
+        metrics.rows += rows
         metrics.batches += 1
+        metrics.batch_rows.observe(rows)
+
+    def _count_answers(self, requests: list[Request], version: int, now: float) -> None:
+        for request in requests:
+            request.session.policy_version = version
+            self._metrics.act_latency_seconds.observe(now - request.arrived)
 
 
 class Noise:

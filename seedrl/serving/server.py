@@ -17,14 +17,15 @@ from grpc_reflection.v1alpha import reflection
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, InvalidMessage, Mismatch, NoCapacity, Refused, TooLate
-from seedrl.metrics import ServingMetrics
+from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Answer
-from seedrl.serving.sessions import Request, Session, SessionTable
+from seedrl.serving.sessions import OTHER_BYTES, Request, Session, SessionTable
 from seedrl.specs import EnvSpec
+from seedrl.status import Status
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
-from seedrl.wire.channel import SERVICE, server_options, stream_handler
+from seedrl.wire.channel import SERVICE, server_options, service_handler
 from seedrl.wire.framing import StepParts
 from seedrl.wire.status import code_of
 
@@ -47,6 +48,7 @@ class Server:
         metrics: ServingMetrics,
         on_failure: Callable[[BaseException], None],
         say: Callable[[str], None],
+        describe: Callable[[], Status],
     ) -> None:
         self._config = config
         self._sessions = sessions
@@ -54,6 +56,7 @@ class Server:
         self._metrics = metrics
         self._on_failure = on_failure
         self._say = say
+        self._describe = describe
         self._outboxes: dict[int, Outbox] = {}
         self._loop = asyncio.new_event_loop()
         self._health = health.aio.HealthServicer()
@@ -103,6 +106,7 @@ class Server:
             if outbox is not None:
                 action = own[0][1] if len(own) == 1 else np.concatenate([each for _, each in own])
                 outbox.put_nowait(codec.encode_act([request.request_id for request, _ in own], action))
+                self._metrics.sent_bytes += action.size * codec.ACTION.itemsize
 
     def _run(self) -> None:
         try:
@@ -123,7 +127,7 @@ class Server:
         server = grpc.aio.server(
             options=server_options(serving.max_message_mb), maximum_concurrent_rpcs=serving.max_slots + SPARE_RPCS
         )
-        server.add_generic_rpc_handlers((stream_handler(self._stream),))
+        server.add_generic_rpc_handlers((service_handler(self._stream, self._status),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         for name in ("", SERVICE):
@@ -162,21 +166,32 @@ class Server:
         if self._farewell.done():
             await context.write(self._farewell.result())
             return
+        counted = self._metrics.sessions_refused
         try:
-            await self._session(context)
+            hello = await _receive(context, "hello", HELLO_SECONDS)
+            if hello is None:
+                return
+            session, job = self._admit(hello, context.peer())
+            counted = self._metrics.sessions_evicted
+            await self._session(context, session, job, hello.host)
+            self._metrics.sessions_left += 1
+        except asyncio.CancelledError:
+            self._metrics.sessions_left += counted is self._metrics.sessions_evicted
+            raise
         except Refused as error:
-            self._metrics.refused[type(error).__name__] += 1
+            counted[error.reason] += 1
             self._say(f"learner: refused an actor: {error}")
             await context.abort(code_of(error), str(error))
         except Exception as error:  # ours, and no business of the peer's
-            self._metrics.refused["internal"] += 1
+            counted["internal"] += 1
             self._say(f"learner: a session failed: {error!r}")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error of the learner")
 
-    async def _session(self, context: Any) -> None:
-        hello = await _receive(context, "hello", HELLO_SECONDS)
-        if hello is None:
-            return
+    async def _status(self, _: Any, context: Any) -> pb.StatusResponse:
+        return codec.encode_status(self._describe())
+
+    def _admit(self, hello: pb.Hello, peer: str) -> tuple[Session, codec.Job]:
+        """A session for an actor that speaks our language, if there is room."""
         if hello.protocol_version != codec.PROTOCOL_VERSION:
             raise Mismatch(
                 f"protocol_version: this learner speaks {codec.PROTOCOL_VERSION}, the actor {hello.protocol_version}; "
@@ -185,7 +200,12 @@ class Server:
         waiting, limit = self._batcher.waiting_rows, self._config.serving.max_slots
         if waiting > limit:  # so some are of sessions that have ended
             raise NoCapacity(f"{waiting} rows wait for inference and there are {limit} slots; come back later")
-        session, job = self._sessions.join(hello.actor_name[: codec.MAX_NAME])
+        joined = self._sessions.join(hello.actor_name[: codec.MAX_NAME], peer)
+        self._metrics.sessions_joined += 1
+        return joined
+
+    async def _session(self, context: Any, session: Session, job: codec.Job, host: str) -> None:
+        """From Welcome to the end of the stream."""
         outbox = self._outboxes[session.id] = asyncio.Queue()
         writer = self._loop.create_task(_drain(outbox, context), name=f"writer-{session.id}")
         try:
@@ -195,7 +215,7 @@ class Server:
                 return
             spec = codec.decode_ready(ready)
             self._sessions.agree(spec)
-            memory = self._sessions.share(session, hello.host)
+            memory = self._sessions.share(session, host)
             if memory is not None:
                 outbox.put_nowait(codec.encode_memory(memory.offer))
             self._say(f"learner: {session.name} joined with {job.num_envs} environments")
@@ -208,18 +228,36 @@ class Server:
                 self._say(f"learner: {session.name} left")
 
     async def _read(self, context: Any, session: Session, spec: EnvSpec) -> None:
+        spent = self._metrics.serving_seconds
         while (message := await context.read()) is not grpc.aio.EOF:
+            timer = Stopwatch(spent)
+            session.heard = timer.last
             if isinstance(message, StepParts):
-                rows = codec.decode_step(message, spec, len(session.slots), session.memory)
-                session.admit(rows, message.buffer)
-                slots = session.slots[rows.env_id]
-                self._batcher.submit(Request(session, message.request_id, rows, slots, message.buffer))
+                self._batcher.submit(self._request(message, session, spec))
             elif message.HasField("report"):
-                report = message.report
-                session.steps, session.env_seconds = report.steps, report.env_seconds
-                session.wait_seconds = report.wait_seconds
+                self._count_report(session.measure(codec.decode_report(message.report)))
             else:
                 raise InvalidMessage(f"message: expected step or report, saw {_kind(message)}")
+            timer.lap("read")
+
+    def _request(self, step: StepParts, session: Session, spec: EnvSpec) -> Request:
+        rows = codec.decode_step(step, spec, len(session.slots), session.memory)
+        session.admit(rows, step.buffer)
+        session.transport = "memory" if step.buffer else "message"
+        self._metrics.received_bytes[session.transport] += rows.observation.nbytes + OTHER_BYTES * len(rows.flags)
+        spent = self._metrics.serving_seconds
+        slots = session.slots[rows.env_id]
+        return Request(session, step.request_id, rows, slots, step.buffer, spent["hold"], spent["fill"], session.heard)
+
+    def _count_report(self, new: codec.Measured) -> None:
+        metrics = self._metrics
+        metrics.actors_steps += new.steps
+        metrics.actors_env_seconds += new.env_seconds
+        metrics.actors_wait_seconds += new.wait_seconds
+        metrics.actors_requests += new.requests
+        metrics.actors_round_trip_seconds += new.round_trip_seconds
+        metrics.actors_cpu_seconds += new.cpu_seconds
+        metrics.actors_reconnects += new.reconnects > 0  # the first report of a session that is not its first
 
 
 async def _receive(context: Any, kind: str, seconds: float) -> Any:

@@ -1,5 +1,6 @@
 """Who is connected and which slots they hold. Knows nothing of gRPC, models or unrolls."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from seedrl.config import LearnerConfig, group_size
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
 from seedrl.specs import EnvSpec
-from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Job, Rows
+from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Job, Measured, Rows
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
 
 OTHER_BYTES = ENV_ID.itemsize + REWARD.itemsize + FLAGS.itemsize  # of a row, besides its observation
@@ -31,9 +32,15 @@ class Session:
     memory: OfferedBuffers | None = None  # shared with the actor
     busy_buffers: set[int] = field(default_factory=set)  # of that memory: a request in flight uses them
     alive: bool = True
-    steps: int = 0
-    env_seconds: float = 0.0
-    wait_seconds: float = 0.0
+    peer: str = ""  # its address, as gRPC sees it
+    transport: str = "message"  # or memory: where the observations of its newest request were
+    policy_version: int = 0  # that chose its newest actions
+    joined: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)  # its newest message
+    measured: Measured = field(default_factory=Measured)  # its newest report
+    recent: Measured = field(default_factory=Measured)  # what that one added to the one before, in
+    recent_seconds: float = 0.0
+    reported: float = 0.0  # when; 0 for never
 
     def admit(self, rows: Rows, buffer: int = 0) -> None:
         """Checks what no single message shows: one row in flight per environment, resets exactly where they belong."""
@@ -53,6 +60,16 @@ class Session:
         self.busy_buffers.discard(buffer)
         self.expects[rows.env_id] = EXPECTED_AFTER[rows.flags]
         self.in_flight -= len(rows.env_id)
+
+    def measure(self, measured: Measured) -> Measured:
+        """Takes a report; returns what is new since the one before."""
+        new = measured.since(self.measured)
+        if min(new) < 0:
+            raise InvalidMessage(f"report: expected numbers that grow from {self.measured}, saw {measured}")
+        before = self.reported or self.joined
+        self.reported = time.monotonic()
+        self.measured, self.recent, self.recent_seconds = measured, new, self.reported - before
+        return new
 
     def _use(self, buffer: int) -> None:
         if buffer in self.busy_buffers:
@@ -81,6 +98,9 @@ class Request:
     slots: NDArray[np.int64]  # [n]
 
     buffer: int = 0  # that holds the observations; 0: they came with the message
+    held_before: float = 0.0  # seconds that requests had been held back so far when this one came
+    filled_before: float = 0.0  # seconds that had been spent waiting for more rows
+    arrived: float = field(default_factory=time.monotonic)
 
     @property
     def rows(self) -> int:
@@ -110,22 +130,22 @@ class SessionTable:
     def __post_init__(self) -> None:
         self._free = list(range(self.config.serving.max_slots))
 
-    def join(self, name: str) -> tuple[Session, Job]:
+    def join(self, name: str, peer: str = "") -> tuple[Session, Job]:
         """A new session with a lease of slots, and the job its actor is to run. Raises NoCapacity."""
         actors = self.config.actors
         if self.config.lockstep and self.open:
             raise NoCapacity("a lock-step run has one actor, and it is here already; set lockstep=false for more")
         if len(self._free) < actors.envs:
-            taken = self.config.serving.max_slots - len(self._free)
             raise NoCapacity(
-                f"{taken} of {self.config.serving.max_slots} slots are taken, {actors.envs} more are needed; "
-                "raise serving.max_slots on the learner"
+                f"{self.slots_taken} of {self.config.serving.max_slots} slots are taken, {actors.envs} more are "
+                "needed; raise serving.max_slots on the learner"
             )
         self._opened += 1
         slots, self._free = self._free[: actors.envs], self._free[actors.envs :]
         session = Session(
             id=self._opened,
             name=name,
+            peer=peer,
             slots=np.array(slots, np.int64),
             expects=np.full(actors.envs, RESET),
         )
@@ -133,12 +153,14 @@ class SessionTable:
         return session, self._job(session)
 
     @property
-    def actor_wait_fraction(self) -> float:
-        """Share of their time that actors wait for actions rather than for environments."""
-        sessions = list(self.open.values())
-        wait = sum(session.wait_seconds for session in sessions)
-        total = wait + sum(session.env_seconds for session in sessions)
-        return wait / total if total else 0.0
+    def recent(self) -> Measured:
+        """What the newest reports of all actors add up to."""
+        reports = [session.recent for session in list(self.open.values())]
+        return Measured._make(map(sum, zip(Measured(), *reports, strict=True)))
+
+    @property
+    def slots_taken(self) -> int:
+        return self.config.serving.max_slots - len(self._free)
 
     def leave(self, session: Session) -> None:
         """Ends a session: rows of it that still wait are dropped when their batch forms."""

@@ -43,12 +43,10 @@ class Slots:
         self._episode_return = np.zeros(count, np.float64)
         self._episode_length = np.zeros(count, np.int64)
 
-    def claim(self, slots: Indices, session_id: int) -> int:
-        """Gives slots to a session; rows that another session left in a partial unroll are discarded and counted."""
+    def claim(self, slots: Indices, session_id: int) -> Indices:
+        """Gives slots to a session; returns how many rows of partial unrolls another one left in each are discarded."""
         taken = slots[self._session[slots] != session_id]
-        if not len(taken):
-            return 0
-        discarded = int(self._next_row[taken].sum())
+        discarded: Indices = self._next_row[taken]
         self._next_row[taken] = 0
         self._session[taken] = session_id
         return discarded

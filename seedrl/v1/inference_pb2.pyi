@@ -120,14 +120,22 @@ class Act(_message.Message):
     def __init__(self, request_id: _Optional[_Iterable[int]] = ..., action: _Optional[bytes] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("steps", "env_seconds", "wait_seconds")
+    __slots__ = ("steps", "env_seconds", "wait_seconds", "requests", "round_trip_seconds", "cpu_seconds", "reconnects")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     ENV_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RECONNECTS_FIELD_NUMBER: _ClassVar[int]
     steps: int
     env_seconds: float
     wait_seconds: float
-    def __init__(self, steps: _Optional[int] = ..., env_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    requests: int
+    round_trip_seconds: float
+    cpu_seconds: float
+    reconnects: int
+    def __init__(self, steps: _Optional[int] = ..., env_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., requests: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., reconnects: _Optional[int] = ...) -> None: ...
 
 class Control(_message.Message):
     __slots__ = ("command", "reason")
@@ -146,3 +154,89 @@ class Control(_message.Message):
     command: Control.Command
     reason: str
     def __init__(self, command: _Optional[_Union[Control.Command, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("state", "version", "env_id", "device", "run_dir", "metrics_address", "goal_env_steps", "goal_return", "row", "verdict", "trouble", "actors")
+    class RowEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class TroubleEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENV_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    RUN_DIR_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GOAL_ENV_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GOAL_RETURN_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    ACTORS_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    version: str
+    env_id: str
+    device: str
+    run_dir: str
+    metrics_address: str
+    goal_env_steps: int
+    goal_return: float
+    row: _containers.ScalarMap[str, float]
+    verdict: Verdict
+    trouble: _containers.ScalarMap[str, int]
+    actors: _containers.RepeatedCompositeFieldContainer[ActorStatus]
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., env_id: _Optional[str] = ..., device: _Optional[str] = ..., run_dir: _Optional[str] = ..., metrics_address: _Optional[str] = ..., goal_env_steps: _Optional[int] = ..., goal_return: _Optional[float] = ..., row: _Optional[_Mapping[str, float]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., trouble: _Optional[_Mapping[str, int]] = ..., actors: _Optional[_Iterable[_Union[ActorStatus, _Mapping]]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("bottleneck", "evidence", "change")
+    BOTTLENECK_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    bottleneck: str
+    evidence: str
+    change: str
+    def __init__(self, bottleneck: _Optional[str] = ..., evidence: _Optional[str] = ..., change: _Optional[str] = ...) -> None: ...
+
+class ActorStatus(_message.Message):
+    __slots__ = ("name", "session", "peer", "transport", "envs", "steps", "steps_per_second", "round_trip_seconds", "wait_fraction", "policy_lag", "reconnects", "connected_seconds", "silent_seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ENVS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_LAG_FIELD_NUMBER: _ClassVar[int]
+    RECONNECTS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    session: int
+    peer: str
+    transport: str
+    envs: int
+    steps: int
+    steps_per_second: float
+    round_trip_seconds: float
+    wait_fraction: float
+    policy_lag: int
+    reconnects: int
+    connected_seconds: float
+    silent_seconds: float
+    def __init__(self, name: _Optional[str] = ..., session: _Optional[int] = ..., peer: _Optional[str] = ..., transport: _Optional[str] = ..., envs: _Optional[int] = ..., steps: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., wait_fraction: _Optional[float] = ..., policy_lag: _Optional[int] = ..., reconnects: _Optional[int] = ..., connected_seconds: _Optional[float] = ..., silent_seconds: _Optional[float] = ...) -> None: ...

@@ -39,6 +39,11 @@ class InferenceServiceStub(object):
                 request_serializer=seedrl_dot_v1_dot_inference__pb2.StreamRequest.SerializeToString,
                 response_deserializer=seedrl_dot_v1_dot_inference__pb2.StreamResponse.FromString,
                 _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/seedrl.v1.InferenceService/Status',
+                request_serializer=seedrl_dot_v1_dot_inference__pb2.StatusRequest.SerializeToString,
+                response_deserializer=seedrl_dot_v1_dot_inference__pb2.StatusResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer(object):
@@ -51,6 +56,13 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Status(self, request, context):
+        """How the learner and its actors are doing, for people. Tells no weights and no observations.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Stream,
                     request_deserializer=seedrl_dot_v1_dot_inference__pb2.StreamRequest.FromString,
                     response_serializer=seedrl_dot_v1_dot_inference__pb2.StreamResponse.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=seedrl_dot_v1_dot_inference__pb2.StatusRequest.FromString,
+                    response_serializer=seedrl_dot_v1_dot_inference__pb2.StatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class InferenceService(object):
             '/seedrl.v1.InferenceService/Stream',
             seedrl_dot_v1_dot_inference__pb2.StreamRequest.SerializeToString,
             seedrl_dot_v1_dot_inference__pb2.StreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seedrl.v1.InferenceService/Status',
+            seedrl_dot_v1_dot_inference__pb2.StatusRequest.SerializeToString,
+            seedrl_dot_v1_dot_inference__pb2.StatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 
+from seedrl.errors import LearnerLost
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import framing
 
@@ -54,12 +55,19 @@ def client_options() -> list[tuple[str, Any]]:
     ]
 
 
-def stream_handler(handle: Callable[[Any, Any], Any]) -> Any:
-    """Serves `handle` as InferenceService.Stream."""
-    method = grpc.stream_stream_rpc_method_handler(
-        handle, request_deserializer=framing.parse, response_serializer=pb.StreamResponse.SerializeToString
-    )
-    return grpc.method_handlers_generic_handler(SERVICE, {"Stream": method})
+def service_handler(stream: Callable[[Any, Any], Any], status: Callable[[Any, Any], Any]) -> Any:
+    """Serves InferenceService."""
+    methods = {
+        "Stream": grpc.stream_stream_rpc_method_handler(
+            stream, request_deserializer=framing.parse, response_serializer=pb.StreamResponse.SerializeToString
+        ),
+        "Status": grpc.unary_unary_rpc_method_handler(
+            status,
+            request_deserializer=pb.StatusRequest.FromString,
+            response_serializer=pb.StatusResponse.SerializeToString,
+        ),
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
 def open_stream(channel: Any, messages: Iterator[pb.StreamRequest | framing.StepParts]) -> Any:
@@ -70,3 +78,20 @@ def open_stream(channel: Any, messages: Iterator[pb.StreamRequest | framing.Step
         response_deserializer=pb.StreamResponse.FromString,
     )
     return call(messages)
+
+
+def ask_status(address: str, seconds: float) -> pb.StatusResponse:
+    """Calls InferenceService.Status of a learner. Raises LearnerLost if there is no answer in time."""
+    with grpc.insecure_channel(address, options=client_options()) as channel:
+        call = channel.unary_unary(
+            f"/{SERVICE}/Status",
+            request_serializer=pb.StatusRequest.SerializeToString,
+            response_deserializer=pb.StatusResponse.FromString,
+        )
+        try:
+            answer: pb.StatusResponse = call(pb.StatusRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            raise LearnerLost(
+                f"no learner answers at {address} ({error.code().name.lower()}: {error.details()})"
+            ) from error
+    return answer

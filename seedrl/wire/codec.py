@@ -6,6 +6,7 @@ Reading never trusts a peer: every length, id and number is checked before it is
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from seedrl.errors import InvalidMessage, NotGranted
 from seedrl.specs import DTYPES, ArraySpec, EnvSpec
+from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.framing import StepParts
 from seedrl.wire.memory import Offer, SharedBuffers
@@ -39,6 +41,22 @@ class Rows(NamedTuple):
     observation: NDArray[Any]  # [n, ...]
     reward: NDArray[np.float32]  # [n]
     flags: NDArray[np.uint8]  # [n]  sum of TERMINATED, TRUNCATED, RESET
+
+
+class Measured(NamedTuple):
+    """What an actor has measured since its session began. Explained in the protocol."""
+
+    steps: int = 0
+    env_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    requests: int = 0
+    round_trip_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    reconnects: int = 0
+
+    def since(self, before: "Measured") -> "Measured":
+        """What was added to an earlier one."""
+        return Measured._make(now - then for now, then in zip(self, before, strict=True))
 
 
 class Job(NamedTuple):
@@ -178,8 +196,53 @@ def encode_control(command: pb.Control.Command, reason: str) -> pb.StreamRespons
     return pb.StreamResponse(control=pb.Control(command=command, reason=reason))
 
 
-def encode_report(steps: int, env_seconds: float, wait_seconds: float) -> pb.StreamRequest:
-    return pb.StreamRequest(report=pb.Report(steps=steps, env_seconds=env_seconds, wait_seconds=wait_seconds))
+def encode_report(measured: Measured) -> pb.StreamRequest:
+    return pb.StreamRequest(report=pb.Report(**measured._asdict()))
+
+
+def decode_report(report: pb.Report) -> Measured:
+    measured = Measured(*(getattr(report, name) for name in Measured._fields))
+    for name, value in measured._asdict().items():
+        if not (math.isfinite(value) and value >= 0):
+            raise InvalidMessage(f"{name}: expected a number that is not negative, saw {value}")
+    return measured
+
+
+def encode_status(status: Status) -> pb.StatusResponse:
+    return pb.StatusResponse(
+        state=status.state,
+        version=status.version,
+        env_id=status.env,
+        device=status.device,
+        run_dir=status.run_dir,
+        metrics_address=status.metrics_address,
+        goal_env_steps=status.goal_env_steps,
+        goal_return=status.goal_return,
+        row=status.row,
+        verdict=pb.Verdict(**asdict(status.verdict)),
+        trouble=status.trouble,
+        actors=[pb.ActorStatus(**asdict(actor)) for actor in status.actors],
+    )
+
+
+def decode_status(status: pb.StatusResponse) -> Status:
+    return Status(
+        state=status.state,
+        version=status.version,
+        env=status.env_id,
+        device=status.device,
+        run_dir=status.run_dir,
+        metrics_address=status.metrics_address,
+        goal_env_steps=status.goal_env_steps,
+        goal_return=status.goal_return if status.HasField("goal_return") else None,
+        row=dict(status.row),
+        verdict=Verdict(status.verdict.bottleneck, status.verdict.evidence, status.verdict.change),
+        trouble=dict(status.trouble),
+        actors=[
+            ActorStatus(**{each.name: getattr(actor, each.name) for each in fields(ActorStatus)})
+            for actor in status.actors
+        ],
+    )
 
 
 def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | None, n: int) -> memoryview:

@@ -268,7 +268,7 @@ class ActorLeft(Exception):
 
 
 @dataclass
-class ScriptedLearner:
+class ScriptedLearner(inference_pb2_grpc.InferenceServiceServicer):
     """Answers each session as `script` says; the script reads requests and yields responses."""
 
     script: Script

@@ -268,7 +268,7 @@ def final_tensors(run_dir: Path) -> dict[str, bytes]:
 
 
 def counters(run_dir: Path) -> dict[str, Any]:
-    timed = ("seconds", "steps_per_second", "learner_wait_fraction")
+    timed = ("seconds", "steps_per_second", "learner_wait_fraction", "seconds_by_stage")
     return {name: value for name, value in summary_of(run_dir).items() if name not in timed}
 
 

@@ -299,11 +299,22 @@ def test_message_above_the_limit_ends_its_own_session_only(busy: RunningLearner)
 
 
 def test_refusals_are_counted_by_reason(busy: RunningLearner) -> None:
-    before = busy.service.serving.refused["InvalidMessage"]
+    serving = busy.service.serving
+    joined, left = serving.sessions_joined, serving.sessions_left
+    refused, evicted = serving.sessions_refused["invalid_message"], serving.sessions_evicted["invalid_message"]
     with RawActor(busy.address) as raw:
         raw.send(pb.StreamRequest())
         raw.status()
-    assert busy.service.serving.refused["InvalidMessage"] == before + 1
+    with RawActor(busy.address) as raw:
+        raw.join()
+        raw.send(pb.StreamRequest())
+        raw.status()
+    with RawActor(busy.address) as raw:
+        raw.join()
+    eventually(lambda: serving.sessions_left == left + 1)
+    assert serving.sessions_joined == joined + 2
+    assert serving.sessions_refused["invalid_message"] == refused + 1
+    assert serving.sessions_evicted["invalid_message"] == evicted + 1
 
 
 def test_actor_with_other_spaces_gives_up_with_the_learners_words(
@@ -359,7 +370,7 @@ def test_actor_without_free_slots_is_refused_loudly_and_joins_once_there_are_som
     learner.steps_on()
     second = start_actor(learner.address)
     eventually(lambda: second.says("resource_exhausted") and second.says("4 of 4 slots are taken"))
-    assert learner.service.serving.refused["NoCapacity"] >= 1
+    assert learner.service.serving.sessions_refused["no_capacity"] >= 1
     first.stop()
     eventually(lambda: second.requests >= 10)
     assert not second.wrong
@@ -387,7 +398,7 @@ def test_dead_actor_frees_its_slots_while_others_go_on(start_learner: StartLearn
         heir.join()
         heir.step()
         assert heir.receive().HasField("act")
-    assert learner.service.serving.dropped_rows["partial_unroll"] == 4
+    assert learner.service.serving.rows_dropped["partial_unroll"] == 4
     assert len(actor.pools) == 1
     assert not actor.wrong
 
@@ -404,7 +415,7 @@ def test_rows_of_a_dead_session_are_dropped_from_the_batch_they_wait_for(start_l
         alive.join()
         alive.step(5)
         assert alive.receive().act.request_id == [5]
-    assert learner.service.serving.dropped_rows["session_ended"] == 4
+    assert learner.service.serving.rows_dropped["session_ended"] == 4
 
 
 def test_actor_is_refused_while_rows_of_the_dead_outnumber_the_slots(start_learner: StartLearner) -> None:
@@ -484,9 +495,9 @@ def test_full_store_slows_the_actors_and_shutdown_still_ends(
     learner = start_learner(IdleLearnerService)
     actor = start_actor(learner.address)
     serving = learner.service.serving
-    eventually(lambda: serving.backpressure_seconds > 0.5)
+    eventually(lambda: serving.serving_seconds["hold"] > 0.5)
     steps = learner.env_steps
-    eventually(lambda: serving.backpressure_seconds > 1.0)
+    eventually(lambda: serving.serving_seconds["hold"] > 1.0)
     assert learner.env_steps == steps
     assert learner.service.store.ready == learner.service.store.capacity
     assert not actor.ended()
@@ -725,7 +736,7 @@ def test_reflection_lists_and_describes_the_service(start_learner: StartLearner)
         database = ProtoReflectionDescriptorDatabase(channel)
         assert SERVICE in database.get_services()
         described = DescriptorPool(database).FindServiceByName(SERVICE)
-    assert [method.name for method in described.methods] == ["Stream"]
+    assert [method.name for method in described.methods] == ["Stream", "Status"]
 
 
 def test_report_of_an_actor_reaches_its_session(
@@ -735,8 +746,35 @@ def test_report_of_an_actor_reaches_its_session(
     learner = start_learner()
     start_actor(learner.address, name="reporter")
     session = eventually(lambda: next(iter(learner.service.sessions.open.values()), None))
-    eventually(lambda: session.steps > 0 and session.env_seconds > 0 and session.wait_seconds > 0)
+    eventually(lambda: min(session.measured._replace(reconnects=1)) > 0)
     assert session.name == "reporter"
+    serving = learner.service.serving
+    eventually(lambda: serving.actors_requests > 50)
+    assert serving.actors_steps >= 4 / 2 * serving.actors_requests  # two groups of the four environments
+    assert 0 < serving.actors_round_trip_seconds / serving.actors_requests < DEADLINE
+
+
+def test_report_of_a_later_session_counts_one_reconnect(
+    start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envs_server.actor, "REPORT_SECONDS", 0.0)
+    learner = start_learner()
+    with Wire(learner.address) as wire:
+        actor = start_actor(wire.address)
+        eventually(lambda: learner.service.serving.actors_requests > 0)
+        for session in (1, 2):
+            wire.cut()
+            eventually(lambda expected=session: learner.service.serving.actors_reconnects == expected)
+        actor.stop()
+    assert actor.actor.metrics.actor_sessions == 3
+
+
+def test_report_that_shrinks_is_refused(busy: RunningLearner) -> None:
+    with RawActor(busy.address) as raw:
+        raw.join()
+        raw.send(codec.encode_report(codec.Measured(steps=5)))
+        raw.send(codec.encode_report(codec.Measured(steps=4)))
+        expect_refusal(raw, Code.INVALID_ARGUMENT, ["report", "steps=5", "steps=4"])
 
 
 # Helpers.

@@ -1,0 +1,95 @@
+"""Names the bottleneck of a run from what its counters say. Pure; knows nothing of how the row came about.
+
+A learner that hardly ever waits is the limit itself, and that is how it should be. If it waits, the environments do not
+come round fast enough, and whatever takes the largest share of their cycle is in the way.
+"""
+
+import os
+
+from seedrl.config import LearnerConfig
+from seedrl.monitoring.sampler import Row
+from seedrl.status import Verdict
+
+BUSY_ENOUGH = 0.1  # a learner that waits less than this share of its time is the limit
+
+
+def diagnose(row: Row, config: LearnerConfig) -> Verdict:
+    """The verdict on a row that covers a few seconds."""
+    if not row["actors"]:
+        return Verdict("none", "No actor is connected.", "Start one: seedrl actor learner=HOST:PORT.")
+    if not row["updates"]:
+        return Verdict("none", "There was no update yet.", "Wait a moment.")
+    wait = row["learner_wait_fraction"]
+    if wait < BUSY_ENOUGH:
+        return _learner(row, config)
+    part = max(("env", "network", "hold", "fill", "inference"), key=lambda name: row[f"cycle/{name}"])
+    share = row[f"cycle/{part}"]
+    judge = {"env": _env, "network": _network, "hold": _store, "fill": _batching, "inference": _inference}[part]
+    verdict = judge(row, config, f"{share:.0%} of a group's cycle")
+    return Verdict(verdict.bottleneck, f"The learner waits {wait:.0%} of its time; {verdict.evidence}", verdict.change)
+
+
+def _learner(row: Row, config: LearnerConfig) -> Verdict:
+    stages = {name.removeprefix("learner/"): share for name, share in row.items() if name.startswith("learner/")}
+    longest = max(stages, key=lambda name: stages[name])
+    held = row["cycle/hold"]
+    slowed = f", and actors are held back {held:.0%} of their cycle" if held > 0.05 else ""
+    return Verdict(
+        "learner",
+        f"The learner trains {1 - row['learner_wait_fraction']:.0%} of its time, most of it in {longest} "
+        f"({stages[longest]:.0%}){slowed}. More actors would not help.",
+        _more_compute(config),
+    )
+
+
+def _env(row: Row, config: LearnerConfig, share: str) -> Verdict:
+    return Verdict(
+        "env",
+        f"environments stepping take {share}.",
+        f"Raise actors.count (now {config.actors.count}), or start actors on other machines.",
+    )
+
+
+def _network(row: Row, config: LearnerConfig, share: str) -> Verdict:
+    trip, served = 1e3 * row["round_trip_seconds"], 1e3 * row["act_latency_seconds"]
+    return Verdict(
+        "network",
+        f"travelling takes {share}: a round trip is {trip:.1f} ms, of which the learner needs {served:.1f} ms.",
+        f"Raise actors.groups (now {config.actors.groups}), so that more requests are under way at once.",
+    )
+
+
+def _batching(row: Row, config: LearnerConfig, share: str) -> Verdict:
+    serving = config.serving
+    return Verdict(
+        "batching",
+        f"requests wait for more rows {share}: batches have {row['inference_batch']:.0f} rows on average and "
+        f"serving.min_rows={serving.min_rows}.",
+        f"Lower serving.min_rows, or serving.max_wait (now {serving.max_wait:g} s).",
+    )
+
+
+def _inference(row: Row, config: LearnerConfig, share: str) -> Verdict:
+    return Verdict(
+        "inference",
+        f"inference takes {share}, {row['serving/forward']:.0%} of the server thread is spent in forward passes of "
+        f"{row['inference_batch']:.0f} rows.",
+        _more_compute(config),
+    )
+
+
+def _store(row: Row, config: LearnerConfig, share: str) -> Verdict:
+    slots = row["actors"] * config.actors.envs
+    return Verdict(
+        "store",
+        f"yet the store is full {share}: many unrolls end at once, and it holds too few of them.",
+        f"Raise store.capacity to {slots}, one unroll for each environment.",
+    )
+
+
+def _more_compute(config: LearnerConfig) -> str:
+    cores = os.cpu_count() or 1
+    threads = config.threads or max(1, cores // 2)
+    if threads < cores // 2:
+        return f"Raise threads (now {threads} of {cores} cores)."
+    return "Set device=cuda if there is a GPU; else choose a smaller network with model.name."

@@ -1,0 +1,212 @@
+"""What people see of a running learner: rows, history, verdict, status, pages. Knows nothing of how it works inside."""
+
+import json
+import math
+import platform
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+
+from seedrl import __version__
+from seedrl.config import LearnerConfig
+from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
+from seedrl.monitoring.diagnosis import diagnose
+from seedrl.monitoring.endpoint import Endpoint, Page
+from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
+from seedrl.monitoring.history import History
+from seedrl.monitoring.sampler import Row, Sampler, Totals
+from seedrl.policy import Policy
+from seedrl.rundir import RunDirectory
+from seedrl.serving.batcher import Batcher
+from seedrl.serving.batches import Batches
+from seedrl.serving.sessions import Request, Session, SessionTable
+from seedrl.status import ActorStatus, Status, Verdict
+from seedrl.store import Store
+
+JSON = "application/json"
+ROW_SECONDS = 5.0  # between rows of metrics.jsonl
+EARLY_SECONDS = 60.0  # every look is written down until then, so that a short run leaves a curve, too
+VERDICT_LOOKS = 10  # that a verdict covers
+SILENT_SECONDS = 5.0
+WEDGED_SECONDS = 30.0  # without a sign of life from the server thread
+
+
+class Monitor:
+    """`look` and `close` belong to the main thread; `status` and the pages are for any thread."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        run_directory: RunDirectory,
+        serving: ServingMetrics,
+        learning: LearningMetrics,
+        sessions: SessionTable,
+        batcher: Batcher[Request],
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._run_dir = str(run_directory.path)
+        self._serving = serving
+        self._learning = learning
+        self._sessions = sessions
+        self._batcher = batcher
+        self._run_directory = run_directory
+        self._say = say
+        self._history = History()
+        self._looks: deque[Totals] = deque(maxlen=VERDICT_LOOKS)
+        self._row: Row = {}
+        self._verdict = Verdict()
+        self._sampler: Sampler | None = None
+        self._state = LearnerState(
+            build_info={
+                "version": __version__,
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("torch", "grpcio")},
+            }
+        )
+        self._exposition = Exposition(serving, learning, self._state, refresh=self._refresh)
+        self._endpoint = Endpoint(config.metrics, self._pages(), on_error=say) if config.metrics else None
+        self.is_draining = False
+        self.device = ""
+        self.address = ""  # of the endpoint; empty for none
+
+    def start(self) -> None:
+        """Metrics can be asked for from now on. Raises ConfigError if the address is taken."""
+        if self._endpoint is not None:
+            self.address = self._endpoint.start()
+
+    def begin(self, store: Store, policy: Policy, batches: Batches, seconds_before: float) -> None:
+        """The parts are built, and serving and training begin."""
+        self._store, self._policy, self._batches = store, policy, batches
+        sampler = Sampler(self._config, self._serving, self._learning, self._sessions, seconds_before)
+        self._written = sampler.totals()
+        self._looks.append(self._written)
+        self._history.load(self._run_directory.metrics)
+        self._sampler = sampler
+
+    def look(self, is_last: bool = False) -> Row:
+        """What has happened since the last look; now and then it is written down."""
+        assert self._sampler is not None
+        now = self._sampler.totals()
+        self._row = self._sampler.row(self._looks[-1], now)
+        self._verdict = diagnose(self._sampler.row(self._looks[0], now), self._config)
+        self._looks.append(now)
+        is_due = now["time"] - self._written["time"] >= (ROW_SECONDS if now["time"] > EARLY_SECONDS else 0.0)
+        if is_due or is_last:
+            row = {"time": time.time(), **self._sampler.row(self._written, now), "bottleneck": self._verdict.bottleneck}
+            self._written = now
+            self._history.add(row)
+            self._write_down(row)
+        return self._row
+
+    def _write_down(self, row: Row) -> None:
+        try:
+            self._run_directory.append_metrics(row)
+        except OSError as error:
+            self._say(f"learner: metrics could not be written ({error}); training goes on")
+
+    def close(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.stop()
+
+    # For any thread.
+
+    def status(self) -> Status:
+        config = self._config
+        now = time.monotonic()
+        version = self._policy.version if self._sampler else 0
+        actors = [_actor_status(session, version, now) for session in list(self._sessions.open.values())]
+        actors.sort(key=lambda actor: (actor.silent_seconds < SILENT_SECONDS, -actor.round_trip_seconds))
+        return Status(
+            state="draining" if self.is_draining else "running" if self._sampler else "waiting",
+            version=__version__,
+            env=config.env.id,
+            device=self.device,
+            run_dir=self._run_dir,
+            metrics_address=self.address,
+            goal_env_steps=config.stop.env_steps,
+            goal_return=config.stop.return_mean_100,
+            row={name: float(value) for name, value in self._row.items() if value is not None},
+            verdict=self._verdict,
+            trouble=trouble(self._serving, self._learning),
+            actors=actors,
+        )
+
+    def _pages(self) -> dict[str, Callable[[], Page]]:
+        return {
+            "/metrics": lambda: Page(self._exposition.text(), CONTENT_TYPE),
+            "/status.json": lambda: Page(json.dumps(asdict(self.status())).encode(), JSON),
+            "/history.json": lambda: Page(json.dumps({"rows": self._history.rows()}).encode(), JSON),
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+        }
+
+    def _healthz(self) -> Page:
+        silent = time.monotonic() - self._batches.alive_at if self._sampler else 0.0
+        if silent > WEDGED_SECONDS:
+            return Page(f"the server thread has done nothing for {silent:.0f} s\n".encode(), status=503)
+        return Page(b"alive\n")
+
+    def _readyz(self) -> Page:
+        state = self.status().state
+        return Page(f"{state}\n".encode(), status=200 if state == "running" else 503)
+
+    def _refresh(self) -> None:
+        """Runs in the endpoint's thread, for one look at a time."""
+        state, config, status = self._state, self._config, self.status()
+        mean = self._serving.return_mean_100
+        state.run_info = {
+            "env": config.env.id,
+            "model": config.model.name,
+            "device": self.device,
+            "run_dir": self._run_dir,
+        }
+        state.ready = float(status.state == "running")
+        state.frames = self._serving.env_steps * config.env.frame_skip
+        state.return_mean = math.nan if mean is None else mean
+        state.sessions_open = len(status.actors)
+        state.slots_taken, state.slots_limit = self._sessions.slots_taken, config.serving.max_slots
+        state.waiting_rows, state.batch_rows_limit = self._batcher.waiting_rows, config.serving.max_rows
+        state.checkpoint_interval_seconds = config.checkpoint.seconds
+        state.actor_slowest_round_trip_seconds = max((each.round_trip_seconds for each in status.actors), default=0.0)
+        state.actor_longest_silence_seconds = max((each.silent_seconds for each in status.actors), default=0.0)
+        if self._sampler is not None:
+            state.groups = self._sampler.groups
+            state.policy_version = self._policy.version
+            state.store_unrolls, state.store_capacity = self._store.ready, self._store.capacity
+            state.store_bytes = self._store.nbytes
+
+
+def trouble(serving: ServingMetrics, learning: LearningMetrics) -> dict[str, int]:
+    """Whatever was dropped, skipped or refused, in words; nothing that is zero."""
+    counts = {
+        "updates skipped: gradient not finite": learning.skipped_updates,
+        "checkpoints that could not be written": learning.checkpoints_failed,
+        **{f"rows dropped: {reason}": count for reason, count in serving.rows_dropped.items()},
+        **{f"unrolls dropped: {reason}": count for reason, count in serving.unrolls_dropped.items()},
+        **{f"actors refused: {reason}": count for reason, count in serving.sessions_refused.items()},
+        **{f"sessions evicted: {reason}": count for reason, count in serving.sessions_evicted.items()},
+    }
+    return {words: count for words, count in counts.items() if count}
+
+
+def _actor_status(session: Session, policy_version: int, now: float) -> ActorStatus:
+    recent = session.recent
+    busy = recent.wait_seconds + recent.env_seconds
+    return ActorStatus(
+        name=session.name,
+        session=session.id,
+        peer=session.peer,
+        transport=session.transport,
+        envs=len(session.slots),
+        steps=session.measured.steps,
+        steps_per_second=recent.steps / session.recent_seconds if session.recent_seconds else 0.0,
+        round_trip_seconds=recent.round_trip_seconds / recent.requests if recent.requests else 0.0,
+        wait_fraction=recent.wait_seconds / busy if busy else 0.0,
+        policy_lag=max(0, policy_version - session.policy_version),
+        reconnects=session.measured.reconnects,
+        connected_seconds=now - session.joined,
+        silent_seconds=now - session.heard,
+    )

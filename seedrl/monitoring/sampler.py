@@ -1,0 +1,130 @@
+"""What happened lately: rates, shares and means, from counters read at two times. Knows nothing of who wants to know.
+
+A *cycle* is what a group of environments goes through again and again: it steps (env), its request travels (network),
+waits because the store is full (hold) or for more rows (fill), and waits for and goes through a batch (inference).
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from seedrl.config import LearnerConfig, group_size
+from seedrl.metrics import (
+    LEARNER_STAGES,
+    SERVING_STAGES,
+    Group,
+    LearningMetrics,
+    ServingMetrics,
+    totals_of,
+)
+from seedrl.serving.sessions import SessionTable
+
+CYCLE = ("env", "network", "hold", "fill", "inference")
+
+Row = dict[str, Any]  # a line of metrics.jsonl
+Totals = dict[str, float]
+
+
+class Sampler:
+    """Owned by the main thread."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        serving: ServingMetrics,
+        learning: LearningMetrics,
+        sessions: SessionTable,
+        seconds_before: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._serving = serving
+        self._learning = learning
+        self._sessions = sessions
+        self._clock = clock
+        self._began = clock() - seconds_before
+
+    def totals(self) -> Totals:
+        """Every counter as it stands; labels and parts of histograms as name/part."""
+        return {"time": self._clock() - self._began, **_flat(self._serving), **_flat(self._learning)}
+
+    def row(self, before: Totals, now: Totals) -> Row:
+        """Where the run stands, and what has happened in between."""
+        serving, learning = self._serving, self._learning
+        change = {name: value - before.get(name, 0.0) for name, value in now.items()}
+        seconds, requests = change["time"], change["act_latency_seconds/count"]
+        recent = self._sessions.recent
+        latency = _ratio(change["act_latency_seconds/sum"], requests)
+        round_trip = _ratio(recent.round_trip_seconds, recent.requests)
+        cycle = self._cycle(change, latency, round_trip)
+        return {
+            "seconds": round(now["time"], 3),
+            "env_steps": serving.env_steps,
+            "frames": serving.env_steps * self._config.env.frame_skip,
+            "updates": learning.updates,
+            "episodes": serving.episodes,
+            "return_mean_100": serving.return_mean_100,
+            "steps_per_second": _ratio(change["env_steps"], seconds),
+            "updates_per_second": _ratio(change["updates"], seconds),
+            "policy_lag": _ratio(change["policy_lag/sum"], change["policy_lag/count"]),
+            "inference_batch": _ratio(change["rows"], change["batches"]),
+            "act_latency_seconds": latency,
+            "round_trip_seconds": round_trip,
+            "learner_wait_fraction": _share(change, "learner_seconds", LEARNER_STAGES)["wait"],
+            "backpressure_fraction": _ratio(change["serving_seconds/hold"], seconds),
+            "actors": len(self._sessions.open),
+            "actor_wait_fraction": _ratio(recent.wait_seconds, recent.wait_seconds + recent.env_seconds),
+            "dropped_rows": sum(serving.rows_dropped.values()),
+            "skipped_updates": learning.skipped_updates,
+            **{f"cycle/{part}": value for part, value in cycle.items()},
+            **{f"serving/{k}": v for k, v in _share(change, "serving_seconds", SERVING_STAGES).items()},
+            **{f"learner/{k}": v for k, v in _share(change, "learner_seconds", LEARNER_STAGES).items()},
+            **{f"loss/{part}": value for part, value in learning.loss.items()},
+            "loss/entropy": learning.entropy,
+            "loss/kl": learning.kl,
+            "loss/clipped_rho": learning.clipped_rho,
+            "loss/grad_norm": learning.grad_norm,
+        }
+
+    def _cycle(self, change: Totals, latency: float, round_trip: float) -> dict[str, float]:
+        """Shares of a group's cycle. What it takes in all follows from Little's law: groups = rate × cycle."""
+        requests = change["act_latency_seconds/count"]
+        if not requests:  # nobody was answered: either all are held back, or none has asked
+            is_held = change["serving_seconds/hold"] > 0.5 * change["time"]
+            return {**dict.fromkeys(CYCLE, 0.0), "hold" if is_held else "env": 1.0}
+        hold, fill = (change[f"queue_seconds/{cause}"] / requests for cause in ("hold", "fill"))
+        seconds = self.groups * change["time"] / requests
+        parts = {
+            "env": max(0.0, seconds - max(round_trip, latency)),
+            "network": max(0.0, round_trip - latency),
+            "hold": hold,
+            "fill": fill,
+            "inference": max(0.0, latency - hold - fill),
+        }
+        return {name: _ratio(part, sum(parts.values())) for name, part in parts.items()}
+
+    @property
+    def groups(self) -> int:
+        """Requests that can be under way at once."""
+        return len(self._sessions.open) * (self._config.actors.envs // group_size(self._config))
+
+
+def _flat(group: Group) -> Totals:
+    flat: Totals = {}
+    for name, value in totals_of(group).items():
+        if not isinstance(value, dict):
+            flat[name] = value
+        elif "counts" in value:
+            flat |= {f"{name}/count": sum(value["counts"]), f"{name}/sum": value["sum"]}
+        else:
+            flat |= {f"{name}/{label}": number for label, number in value.items()}
+    return flat
+
+
+def _share(change: Totals, name: str, stages: tuple[str, ...]) -> dict[str, float]:
+    total = sum(change[f"{name}/{stage}"] for stage in stages)
+    return {stage: _ratio(change[f"{name}/{stage}"], total) for stage in stages}
+
+
+def _ratio(amount: float, per: float) -> float:
+    return round(amount / per, 6) if per > 0 else 0.0

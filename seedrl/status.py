@@ -1,0 +1,47 @@
+"""What a learner says of itself and of its actors. Plain values; knows nothing of how they travel or are shown."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What limits the speed, how one can tell, and the one setting to change."""
+
+    bottleneck: str = "none"  # env, network, batching, inference, store, learner; none: nothing to judge yet
+    evidence: str = ""
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatus:
+    """One session. The fields are explained in proto/seedrl/v1/inference.proto."""
+
+    name: str
+    session: int
+    peer: str
+    transport: str  # memory or message
+    envs: int
+    steps: int
+    steps_per_second: float
+    round_trip_seconds: float
+    wait_fraction: float
+    policy_lag: int
+    reconnects: int
+    connected_seconds: float
+    silent_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    state: str  # waiting, running or draining
+    version: str
+    env: str
+    device: str
+    run_dir: str
+    metrics_address: str
+    goal_env_steps: int
+    goal_return: float | None = None
+    row: dict[str, float] = field(default_factory=dict)  # the newest of metrics.jsonl; what is null there is left out
+    verdict: Verdict = field(default_factory=Verdict)
+    trouble: dict[str, int] = field(default_factory=dict)  # whatever was dropped, skipped or refused
+    actors: list[ActorStatus] = field(default_factory=list)  # slowest first
