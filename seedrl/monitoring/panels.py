@@ -1,0 +1,499 @@
+"""What people look at, declared once: the big numbers and the curves, each with its PromQL. Knows no dashboard.
+
+`dashboards.py` makes the Grafana dashboard and the Prometheus console from it. In a query, `$window` is the time a rate
+is taken over; metrics are named bare, the learner meant is added later. In a legend, {label} is its value.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Unit(Enum):
+    """How a number is written."""
+
+    number = "number"
+    per_second = "per second"
+    per_minute = "per minute"
+    seconds = "seconds"
+    share = "share"  # 1 is shown as 100 %
+    bytes = "bytes"
+    bytes_per_second = "bytes per second"
+    word = "word"  # not the number but the label `what` is shown
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels that answer one question."""
+
+    title: str
+    question: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One number, shown big. Beyond `warn` and `bad` it changes its colour; `low` if less is worse."""
+
+    title: str
+    description: str
+    unit: Unit
+    query: str
+    warn: float | None = None
+    bad: float | None = None
+    low: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Curves that belong together."""
+
+    title: str
+    row: Row
+    description: str
+    unit: Unit
+    queries: tuple[tuple[str, str], ...]  # (PromQL, legend)
+    stacked: bool = False
+    min: float | None = 0.0
+    max: float | None = None
+
+
+LEARNING = Row("Learning", "Is it learning?")
+THROUGHPUT = Row("Throughput", "How fast?")
+TIME = Row("Where time goes", "What is the bottleneck?")
+BATCHING = Row("Batching", "Are batches full, and who waits for them?")
+AGE = Row("Data age", "How stale is what it learns from?")
+ACTORS = Row("Actors", "Who is slow or gone?")
+SAFETY = Row("Safety", "Is anything dropped, skipped or unsaved?")
+ROWS = (LEARNING, THROUGHPUT, TIME, BATCHING, AGE, ACTORS, SAFETY)
+
+
+def rate(counter: str) -> str:
+    return f"rate(seedrl_{counter}[$window])"
+
+
+def mean(histogram: str) -> str:
+    return f"{rate(histogram + '_sum')} / {rate(histogram + '_count')}"
+
+
+def quantile(share: float, histogram: str) -> str:
+    return f"histogram_quantile({share}, {rate(histogram + '_bucket')})"
+
+
+def total(labelled: str) -> str:
+    """A labelled counter's rate over all of its labels."""
+    return f"sum by (job, instance) ({rate(labelled + '_total')})"
+
+
+def shares(labelled: str) -> str:
+    """A labelled counter's rates as parts of 1."""
+    return f"{rate(labelled + '_total')} / on (job, instance) group_left {total(labelled)}"
+
+
+# Where a request is, from one of its answers to the next. Little's law: requests in circulation = their rate × the time
+# each takes. Actors measure the round trip, the learner its part of it, so the rest is environments and network.
+REQUESTS = rate("act_latency_seconds_count")
+LATENCY = mean("act_latency_seconds")
+ROUND_TRIP = f"{rate('actors_round_trip_seconds_total')} / {rate('actors_requests_total')}"
+IN_ENVIRONMENTS = f"clamp_min(seedrl_groups / {REQUESTS} - {ROUND_TRIP}, 0)"
+IN_NETWORK = f"clamp_min({ROUND_TRIP} - {LATENCY}, 0)"
+IN_QUEUE = f"{rate('queue_seconds_total')} / on (job, instance) group_left {REQUESTS}"
+IN_INFERENCE = f"clamp_min({LATENCY} - {total('queue_seconds')} / {REQUESTS}, 0)"
+
+
+WAIT_SHARE = rate('learner_seconds_total{stage="wait"}') + f" / ignoring (stage) {total('learner_seconds')}"
+
+
+def waiting(cause: str) -> str:
+    """Mean time that requests wait for one of the causes of `seedrl_queue_seconds_total`."""
+    return "sum by (job, instance) ({}) / {}".format(rate(f'queue_seconds_total{{cause="{cause}"}}'), REQUESTS)
+
+
+def called(word: str, query: str) -> str:
+    return f'label_replace({query}, "what", "{word}", "", "")'
+
+
+# As monitoring/diagnosis.py has it: a learner that waits less than a tenth of its time is the limit itself; else the
+# largest part of a request's cycle is.
+PARTS = " or ".join(
+    (
+        called("env", IN_ENVIRONMENTS),
+        called("network", IN_NETWORK),
+        called("store", waiting("hold")),
+        called("batching", waiting("fill")),
+        called("inference", f"clamp_min({LATENCY} - {waiting('hold')} - {waiting('fill')}, 0)"),
+    )
+)
+BOTTLENECK = (
+    called("learner", f"1 - ({WAIT_SHARE} < 0.1)") + " or on (job, instance) "
+    f"topk by (job, instance) (1, {PARTS}) / on (job, instance) group_left () (seedrl_groups / {REQUESTS})"
+)
+
+TILES = (
+    Tile("Steps per second", "Transitions of environments, all actors together", Unit.number, rate("env_steps_total")),
+    Tile("Return", "Mean of the last 100 episodes, unclipped and undiscounted", Unit.number, "seedrl_return_mean"),
+    Tile(
+        "Bottleneck",
+        "The learner, if it hardly ever waits: that is how it should be. Else where a request spends most of its time, "
+        "and which share of it: env, network, store (full, actors are slowed), batching or inference",
+        Unit.word,
+        BOTTLENECK,
+    ),
+    Tile(
+        "Learner waits",
+        "Share of the learner thread's time without enough unrolls to train on: high means that acting is the limit",
+        Unit.share,
+        WAIT_SHARE,
+    ),
+    Tile("Policy lag", "Mean updates between acting and training", Unit.number, mean("policy_lag"), warn=10, bad=20),
+    Tile("Actors", "Actors connected", Unit.number, "seedrl_sessions_open", warn=1, bad=1, low=True),
+    Tile(
+        "Rows dropped",
+        "Share of rows that will not be trained on, because their session ended",
+        Unit.share,
+        f"{total('rows_dropped')} / {rate('rows_total')}",
+        warn=0.001,
+        bad=0.01,
+    ),
+)
+
+PANELS = (
+    Panel(
+        "Return",
+        LEARNING,
+        "Mean of the last 100 episodes, undiscounted and unclipped. Flat from the start: look at entropy and "
+        "gradients. Falling after it rose: look at policy lag and KL.",
+        Unit.number,
+        (("seedrl_return_mean", "mean of 100"),),
+        min=None,
+    ),
+    Panel(
+        "Spread of returns",
+        LEARNING,
+        "Quantiles of the episodes that ended in the window, interpolated within the buckets of the histogram: read "
+        "the shape, not the digits.",
+        Unit.number,
+        tuple((quantile(share, "episode_return"), f"p{share * 100:.0f}") for share in (0.9, 0.5, 0.1)),
+        min=None,
+    ),
+    Panel(
+        "Episode length",
+        LEARNING,
+        "Mean steps of the episodes that ended in the window.",
+        Unit.number,
+        ((mean("episode_length"), "mean"), (quantile(0.9, "episode_length"), "p90")),
+    ),
+    Panel(
+        "Episodes per minute",
+        LEARNING,
+        "Finished episodes. It falls by itself when episodes become longer.",
+        Unit.per_minute,
+        ((f"60 * {rate('episodes_total')}", "episodes"),),
+    ),
+    Panel(
+        "Loss",
+        LEARNING,
+        "Parts of a recent update's loss. Its level says little; jumps do.",
+        Unit.number,
+        (("seedrl_loss", "{part}"),),
+        min=None,
+    ),
+    Panel(
+        "Entropy",
+        LEARNING,
+        "Of the policy, in nats; ln(actions) is uniform. Near zero early on: raise algorithm.entropy_cost. Never "
+        "falling: lower it.",
+        Unit.number,
+        (("seedrl_entropy", "entropy"),),
+    ),
+    Panel(
+        "Gradient norm",
+        LEARNING,
+        "Before clipping to algorithm.max_grad_norm.",
+        Unit.number,
+        (("seedrl_grad_norm", "norm"),),
+    ),
+    Panel(
+        "Schedules",
+        LEARNING,
+        "What falls linearly with algorithm.learning_rate_end and algorithm.entropy_cost_end.",
+        Unit.number,
+        (("seedrl_learning_rate", "learning rate"), ("seedrl_entropy_cost", "entropy cost")),
+    ),
+    Panel(
+        "Steps per second",
+        THROUGHPUT,
+        "Acted by all actors, and trained on by the learner. Resets are trained on and not acted: short episodes lift "
+        "the second a little above the first.",
+        Unit.per_second,
+        ((rate("env_steps_total"), "acted"), (rate("trained_steps_total"), "trained")),
+    ),
+    Panel(
+        "Updates per second",
+        THROUGHPUT,
+        "Optimizer steps, skipped ones included.",
+        Unit.per_second,
+        ((rate("updates_total"), "updates"),),
+    ),
+    Panel(
+        "Simulator frames per second",
+        THROUGHPUT,
+        "Steps times env.frame_skip, as papers count.",
+        Unit.per_second,
+        ((rate("frames_total"), "frames"),),
+    ),
+    Panel(
+        "Steps so far",
+        THROUGHPUT,
+        "Over all restarts of the run; it ends at stop.env_steps.",
+        Unit.number,
+        (("seedrl_env_steps_total", "acted"), ("seedrl_trained_steps_total", "trained")),
+    ),
+    Panel(
+        "Cycle of a request",
+        TIME,
+        "Mean time from one answer to the next of a group of environments, by where it is spent (Little's law: groups "
+        "in circulation / requests per second). The thickest band is the bottleneck. Environments: more actors, or "
+        "more cores. Network: fewer, larger requests. Hold: training is too slow for the data. Fill: lower "
+        "serving.min_rows. Busy and inference: a smaller model, or a faster device.",
+        Unit.seconds,
+        (
+            (IN_ENVIRONMENTS, "environments"),
+            (IN_NETWORK, "network"),
+            (IN_QUEUE, "{cause}"),
+            (IN_INFERENCE, "inference"),
+        ),
+        stacked=True,
+    ),
+    Panel(
+        "Server thread",
+        TIME,
+        "Seconds per second in each stage. No idle left: inference is the limit. Much hold: training is.",
+        Unit.share,
+        ((rate("serving_seconds_total"), "{stage}"),),
+        stacked=True,
+        max=1.0,
+    ),
+    Panel(
+        "Learner thread",
+        TIME,
+        "Shares of its time. Much wait: acting is the limit, training has time to spare.",
+        Unit.share,
+        ((shares("learner_seconds"), "{stage}"),),
+        stacked=True,
+        max=1.0,
+    ),
+    Panel(
+        "Cores in use",
+        TIME,
+        "CPU seconds per second of the learner process, and of all actors together as they report it.",
+        Unit.number,
+        (("rate(process_cpu_seconds_total[$window])", "learner"), (rate("actors_cpu_seconds_total"), "actors")),
+    ),
+    Panel(
+        "Rows per batch",
+        BATCHING,
+        "Rows that share a forward pass.",
+        Unit.number,
+        (
+            (mean("batch_rows"), "mean"),
+            *((quantile(share, "batch_rows"), f"p{share * 100:.0f}") for share in (0.5, 0.9)),
+        ),
+    ),
+    Panel(
+        "Batch fill",
+        BATCHING,
+        "Mean rows of a batch over serving.max_rows. Always full: raise serving.max_rows. Nearly empty on a GPU: more "
+        "environments.",
+        Unit.share,
+        ((f"{mean('batch_rows')} / seedrl_batch_rows_limit", "fill"),),
+        max=1.0,
+    ),
+    Panel(
+        "Forward passes per second",
+        BATCHING,
+        "Batches of inference.",
+        Unit.per_second,
+        ((rate("batches_total"), "batches"),),
+    ),
+    Panel(
+        "Wait in the queue",
+        BATCHING,
+        "Time a request waits before its batch runs.",
+        Unit.seconds,
+        tuple((quantile(share, "queue_wait_seconds"), f"p{share * 100:.0f}") for share in (0.5, 0.9, 0.99)),
+    ),
+    Panel(
+        "Time to an answer",
+        BATCHING,
+        "From reading a request to its answer, in the learner.",
+        Unit.seconds,
+        tuple((quantile(share, "act_latency_seconds"), f"p{share * 100:.0f}") for share in (0.5, 0.9, 0.99)),
+    ),
+    Panel(
+        "Rows waiting",
+        BATCHING,
+        "For inference, at the moment of looking.",
+        Unit.number,
+        (("seedrl_waiting_rows", "rows"),),
+    ),
+    Panel(
+        "Policy lag",
+        AGE,
+        "Updates between acting and training. To lower it: a smaller store.capacity, fewer environments, or a larger "
+        "algorithm.batch_size.",
+        Unit.number,
+        (
+            (mean("policy_lag"), "mean"),
+            *((quantile(share, "policy_lag"), f"p{share * 100:.0f}") for share in (0.9, 0.99)),
+        ),
+    ),
+    Panel(
+        "Store fill",
+        AGE,
+        "Finished unrolls that wait for training, over store.capacity. Full: training is the limit, actors are slowed.",
+        Unit.share,
+        (("seedrl_store_unrolls / seedrl_store_capacity", "fill"),),
+        max=1.0,
+    ),
+    Panel(
+        "Unrolls per second",
+        AGE,
+        "Made by acting, trained on, and discarded because a session ended.",
+        Unit.per_second,
+        (
+            (rate("unrolls_made_total"), "made"),
+            (rate("unrolls_trained_total"), "trained"),
+            (total("unrolls_dropped"), "dropped"),
+        ),
+    ),
+    Panel(
+        "Reuse",
+        AGE,
+        "Times each unroll is trained on: 1 for V-trace, apart from what waits in the store.",
+        Unit.number,
+        ((f"{rate('unrolls_trained_total')} / {rate('unrolls_made_total')}", "trained / made"),),
+    ),
+    Panel(
+        "KL from acting to training",
+        AGE,
+        "How far the policy has moved since the data was made, in nats. It should stay small, whatever the lag.",
+        Unit.number,
+        (("seedrl_kl", "KL"),),
+    ),
+    Panel(
+        "Clipped importance weights",
+        AGE,
+        "Share above algorithm.rho_bar. Near a half is normal for a policy that barely moved; what counts is a change.",
+        Unit.share,
+        (("seedrl_clipped_rho", "clipped"),),
+    ),
+    Panel(
+        "Actors",
+        ACTORS,
+        "Connected right now.",
+        Unit.number,
+        (("seedrl_sessions_open", "connected"),),
+    ),
+    Panel(
+        "Coming and going",
+        ACTORS,
+        "Sessions per minute: joined, left (or lost), evicted by the learner, refused, come back.",
+        Unit.per_minute,
+        (
+            (f"60 * {rate('sessions_joined_total')}", "joined"),
+            (f"60 * {rate('sessions_left_total')}", "left"),
+            (f"60 * {total('sessions_evicted')}", "evicted"),
+            (f"60 * {total('sessions_refused')}", "refused"),
+            (f"60 * {rate('actors_reconnects_total')}", "came back"),
+        ),
+    ),
+    Panel(
+        "Slots",
+        ACTORS,
+        "Environments leased to actors, and serving.max_slots: at the limit further actors are refused.",
+        Unit.number,
+        (("seedrl_slots_taken", "taken"), ("seedrl_slots_limit", "limit")),
+    ),
+    Panel(
+        "How actors spend their time",
+        ACTORS,
+        "Mean share of an actor's time: waiting for environments, and waiting for actions with no environment "
+        "stepping. Much of the latter: raise actors.groups, or look for what slows the learner.",
+        Unit.share,
+        (
+            (f"{rate('actors_env_seconds_total')} / seedrl_sessions_open", "environments"),
+            (f"{rate('actors_wait_seconds_total')} / seedrl_sessions_open", "waiting for actions"),
+        ),
+    ),
+    Panel(
+        "Round trip",
+        ACTORS,
+        "From sending a request to its answer, as actors see it: of all, and of the slowest actor.",
+        Unit.seconds,
+        ((ROUND_TRIP, "mean"), ("seedrl_actor_slowest_round_trip_seconds", "slowest actor")),
+    ),
+    Panel(
+        "Longest silence",
+        ACTORS,
+        "Time since the quietest actor was last heard.",
+        Unit.seconds,
+        (("seedrl_actor_longest_silence_seconds", "quietest actor"),),
+    ),
+    Panel(
+        "Traffic",
+        ACTORS,
+        "Observations in, by message or shared memory, and actions out.",
+        Unit.bytes_per_second,
+        ((rate("received_bytes_total"), "in: {transport}"), (rate("sent_bytes_total"), "out")),
+    ),
+    Panel(
+        "Rows dropped",
+        SAFETY,
+        "Rows per second that are not trained on. An actor that leaves costs its unfinished unrolls once; a steady "
+        "rate means that actors come and go.",
+        Unit.per_second,
+        ((rate("rows_dropped_total"), "{reason}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Skipped updates, failed checkpoints",
+        SAFETY,
+        "So far. Updates are skipped when a gradient is not finite: more than a few, lower algorithm.learning_rate. "
+        "For checkpoints that could not be written look at the learner's log and at the disk of the run directory.",
+        Unit.number,
+        (
+            ("seedrl_skipped_updates_total", "updates skipped"),
+            ("seedrl_checkpoints_failed_total", "checkpoints failed"),
+        ),
+    ),
+    Panel(
+        "Age of the checkpoint",
+        SAFETY,
+        "What a crash would cost now, beside checkpoint.seconds.",
+        Unit.seconds,
+        (
+            ("time() - (seedrl_checkpoint_timestamp_seconds > 0)", "age"),
+            ("seedrl_checkpoint_interval_seconds", "interval"),
+        ),
+    ),
+    Panel(
+        "Writing checkpoints",
+        SAFETY,
+        "Mean time one takes; the learner does not train meanwhile.",
+        Unit.seconds,
+        (("seedrl_checkpoint_seconds_sum / seedrl_checkpoint_seconds_count", "mean"),),
+    ),
+    Panel(
+        "Memory",
+        SAFETY,
+        "Of the learner process, and of the store, which is on the device. It should be flat after the first minutes.",
+        Unit.bytes,
+        (("process_resident_memory_bytes", "process"), ("seedrl_store_bytes", "store")),
+    ),
+    Panel(
+        "Uptime",
+        SAFETY,
+        "Of the learner process. Back to zero is a restart.",
+        Unit.seconds,
+        (("time() - process_start_time_seconds", "uptime"),),
+    ),
+)
