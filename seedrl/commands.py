@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from seedrl import __version__
-from seedrl.config import ActorConfig, BenchConfig, LearnerConfig, RunConfig, check
+from seedrl.config import ActorConfig, BenchConfig, LearnerConfig, ObserveConfig, RunConfig, check
 from seedrl.errors import ConfigError, SeedrlError
 
 
@@ -58,6 +58,12 @@ def _bench_module() -> Any:
     return bench.main
 
 
+def _observe(config: ObserveConfig) -> None:
+    from seedrl.monitoring.observe import run_observe
+
+    run_observe(config, conf_directory() / "observability")
+
+
 @dataclass(frozen=True)
 class Command:
     meaning: str
@@ -70,6 +76,9 @@ COMMANDS = {
     "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
     "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
+    "observe": Command(
+        "watch learners with a Prometheus of your own: graphs, history, alerts", ObserveConfig, _observe
+    ),
     "bench": Command(
         "measure each hop of an observation against its floor",
         BenchConfig,

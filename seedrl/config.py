@@ -175,6 +175,15 @@ class BenchConfig:
     out: str = key("", "JSON file to write the results to")
 
 
+@dataclass
+class ObserveConfig:
+    """Settings of `seedrl observe`."""
+
+    metrics: Any = key("127.0.0.1:9464", "where a learner shows its metrics; several as [HOST:PORT,HOST:PORT]")
+    listen: str = key("127.0.0.1:9090", "HOST:PORT of the Prometheus that is started")
+    data: str = key("", "directory of what it has seen; empty for seedrl/prometheus in the user's cache")
+
+
 def group_size(config: LearnerConfig) -> int:
     """Environments per request. A lock-step run has one group, so that rows always come in the same order."""
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups

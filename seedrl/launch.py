@@ -136,10 +136,11 @@ class Supervisor:
 def _start(module: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """A child that gets no signals from the terminal, and SIGTERM should this process die."""
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent, **options)
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent, **options)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """For preexec_fn: the child gets SIGTERM should this process die."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):  # Linux
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -241,6 +241,11 @@ def test_alerts_are_each_tested_to_fire() -> None:
     assert set(re.findall(r'alertname="(\w+)"', text)) == set(ALERTS)
 
 
+def test_alerts_are_all_in_the_documentation() -> None:
+    text = (ROOT / "docs/observability.md").read_text()
+    assert set(re.findall(r"^\| `([A-Z]\w+)` \|", text, re.MULTILINE)) == set(ALERTS)
+
+
 @pytest.mark.parametrize("check", ["check config prometheus.yml", "check rules rules.yml", "test rules rules_test.yml"])
 def test_promtool_is_content(check: str) -> None:
     command = [needed("promtool"), *check.split()]
