@@ -9,7 +9,7 @@ READY := .venv/.installed
 INSTALL := -m pip install -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-learning lint bench proto dashboards constraints wheel clean
+.PHONY: help train test test-learning lint bench proto dashboards tools constraints wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -17,7 +17,7 @@ help: ## list the targets
 train: $(READY) ## train CartPole with live progress; ARGS="env=pong" for something else
 	@$(BIN)/seedrl run $(ARGS)
 
-test: lint ## lint, then run every test but the slow ones
+test: lint tools ## lint, then run every test but the slow ones
 	$(BIN)/pytest $(ARGS)
 
 test-learning: $(READY) ## run the slow tests: does it still learn?
@@ -37,6 +37,9 @@ proto: $(READY) ## generate seedrl/v1 from proto/
 
 dashboards: $(READY) ## make the Grafana dashboard and the Prometheus console from seedrl/monitoring/panels.py
 	$(BIN)/python -m seedrl.monitoring.dashboards conf/observability
+
+tools: ## install Prometheus and Chromium, which some tests use, if this is Debian or Ubuntu and we are root
+	@bash .ci/tools
 
 constraints: ## pin anew, in constraints.txt, everything that `.[dev]` installs
 	@clean=$$(mktemp -d) && trap 'rm -rf "$$clean"' EXIT && \
