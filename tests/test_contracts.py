@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("seedrl.v1", "seedrl.wire", "seedrl.models"),
     ("seedrl.device", "seedrl.policy", "seedrl.store"),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
-    ("seedrl.rundir", "seedrl.progress", "seedrl.snapshot", "seedrl.service", "seedrl.launch"),
+    ("seedrl.rundir", "seedrl.monitoring", "seedrl.progress", "seedrl.snapshot", "seedrl.service", "seedrl.launch"),
     ("seedrl.commands",),
     ("seedrl.__main__", "envs_server.__main__"),
 )
@@ -174,7 +174,7 @@ def test_imports_of_other_packages_only_where_allowed() -> None:
 def test_imports_of_light_modules_load_nothing_heavy() -> None:
     """What is imported indirectly counts as well, so this asks Python and not the source."""
     torch_free = ("envs_server", "seedrl.wire", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics")
-    torch_free += ("seedrl.rundir", "seedrl.launch", "seedrl.progress")
+    torch_free += ("seedrl.rundir", "seedrl.launch", "seedrl.progress", "seedrl.monitoring")
     light = [name for name in WRITTEN if any(belongs_to(name, free) for free in torch_free)]
     light.remove("envs_server.__main__")
     program = f"""
