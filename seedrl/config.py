@@ -175,6 +175,14 @@ class BenchConfig:
     out: str = key("", "JSON file to write the results to")
 
 
+@dataclass
+class PlotConfig:
+    """Settings of `seedrl plot`."""
+
+    runs: list[str] = key([], "run directories, or directories that hold some; as words of their own: seedrl plot A B")
+    out: str = key("compare.png", "the plot's file; .pdf and .svg work as well")
+
+
 def group_size(config: LearnerConfig) -> int:
     """Environments per request. A lock-step run has one group, so that rows always come in the same order."""
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
