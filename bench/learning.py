@@ -1,7 +1,7 @@
 """Steps and seconds to a score, over seeds: whole runs of `seedrl run`, learner and actor on this machine.
 
 A task is a preset of conf/env with a score to stop at. Figures are interquartile means over seeds with bootstrap 95 %
-intervals (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice").
+intervals, see seedrl/monitoring/statistics.py.
 """
 
 import json
@@ -20,8 +20,8 @@ import yaml
 from bench.harness import Report
 from seedrl.config import BenchConfig
 from seedrl.errors import ConfigError
+from seedrl.monitoring.statistics import bootstrap, iqm
 
-RESAMPLES = 10_000
 Runner = Callable[[Sequence[str], Path], None]  # settings of `seedrl run`, its run directory
 
 
@@ -114,22 +114,6 @@ def _row(task: str, runs: Sequence[Curve]) -> dict[str, Any]:
         row[name] = float(iqm(np.array(values, float)))
         row[f"{name} 95 %"] = f"{_short(low)}…{_short(high)}"
     return row
-
-
-def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean along the last axis: a quarter of the values dropped at either end, rounded down."""
-    count = values.shape[-1]
-    cut = count // 4
-    middle: np.ndarray = np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1)
-    return middle
-
-
-def bootstrap(values: np.ndarray) -> tuple[float, float]:
-    """95 % percentile interval of the interquartile mean; the same values always give the same interval."""
-    count = len(values)
-    chosen = np.random.default_rng(1).integers(0, count, (RESAMPLES, count))
-    low, high = np.quantile(iqm(values[chosen]), [0.025, 0.975])
-    return float(low), float(high)
 
 
 def _cpu_of_children() -> float:

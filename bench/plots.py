@@ -12,8 +12,8 @@ import numpy as np
 
 from bench.document import Document, Stage
 from bench.harness import Ratio
-from bench.learning import bootstrap, iqm
 from seedrl.errors import ConfigError
+from seedrl.monitoring.statistics import band
 
 OVERVIEW = "overview"
 STYLES = (("o", "-", "#1f4e79"), ("s", "--", "#b8860b"), ("^", ":", "#6b6b6b"), ("D", "-.", "#8b1a1a"))
@@ -189,9 +189,9 @@ def _curves(axes: Any, runs: Sequence[Row], key: str) -> None:
     values = np.array([np.interp(grid, run[key], run["returns"]) for run in runs])
     for run in runs:
         axes.plot(run[key], run["returns"], color="0.7", linewidth=0.7)
-    low, high = zip(*(bootstrap(column) for column in values.T), strict=True)
+    middle, low, high = band(values)
     axes.fill_between(grid, low, high, color="0.85", label="95 %")
-    axes.plot(grid, iqm(values.T), color="black", label="interquartile mean")
+    axes.plot(grid, middle, color="black", label="interquartile mean")
     axes.axhline(runs[0]["target"], color="black", linestyle="--", linewidth=0.8, label=f"{runs[0]['target']:g}")
     axes.legend(fontsize=8, frameon=False, loc="lower right")
 

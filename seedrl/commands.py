@@ -16,10 +16,11 @@ from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 
 from seedrl import __version__
-from seedrl.config import ActorConfig, BenchConfig, LearnerConfig, ObserveConfig, RunConfig, check
+from seedrl.config import ActorConfig, BenchConfig, LearnerConfig, ObserveConfig, PlotConfig, RunConfig, check
 from seedrl.errors import ConfigError, SeedrlError
 
 
@@ -64,12 +65,19 @@ def _observe(config: ObserveConfig) -> None:
     run_observe(config, conf_directory() / "observability")
 
 
+def _plot(config: PlotConfig) -> None:
+    from seedrl.monitoring.compare import run_plot
+
+    run_plot(config)
+
+
 @dataclass(frozen=True)
 class Command:
     meaning: str
     schema: type
     start: Callable[[Any], None]
     verbs: tuple[tuple[str, str, str], ...] = ()  # of a command that can do more: the word, its files, its meaning
+    words: str = ""  # the setting that words without a key go into, such as directories
 
 
 COMMANDS = {
@@ -87,6 +95,9 @@ COMMANDS = {
             ("compare", "A.json B.json", "what got better or worse, noise taken into account; exit code 1 if worse"),
             ("render", "FILE.json [RESULTS.md]", "plots beside the results, and a page with all of them"),
         ),
+    ),
+    "plot": Command(
+        "compare runs: seedrl plot RUN …, seeds of one setting in one line", PlotConfig, _plot, words="runs"
     ),
 }
 
@@ -121,7 +132,7 @@ def execute(name: str, arguments: Sequence[str]) -> None:
                 raise ConfigError(f"{', '.join(missing)} must be given; seedrl {name} --help says what it means")
             command.start(OmegaConf.to_object(settings))
 
-    sys.argv = [f"seedrl {name}", *_neutral_if_own_env(arguments)]
+    sys.argv = [f"seedrl {name}", *_neutral_if_own_env(_words_as_setting(command, arguments))]
     hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=name)(task)()
 
 
@@ -133,6 +144,19 @@ def _errors_in_words(name: str) -> Iterator[None]:
     except SeedrlError as error:
         print(f"seedrl {name}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from error
+
+
+def _words_as_setting(command: Command, arguments: Sequence[str]) -> list[str]:
+    """`seedrl plot A B out=C` means runs=[A,B] out=C. A word after an option, such as `--cfg job`, is the option's."""
+    if not command.words:
+        return list(arguments)
+    words: list[str] = []
+    others: list[str] = []
+    for last, argument in zip(["", *arguments], arguments, strict=False):
+        is_word = "=" not in argument and "-" not in (argument[:1], last[:1])
+        (words if is_word else others).append(argument)
+    quoted = ",".join(QuotedString(word, Quote.single).with_quotes() for word in words)
+    return [*others, f"{command.words}=[{quoted}]"] if words else others
 
 
 def _neutral_if_own_env(arguments: Sequence[str]) -> list[str]:
@@ -161,7 +185,8 @@ def conf_directory() -> Path:
 def help_text(name: str) -> str:
     """Every setting of a command: its name, default and meaning."""
     command = COMMANDS[name]
-    lines = [f"seedrl {name} key=value …    {command.meaning}"]
+    words = f"{command.words.upper()} … " if command.words else ""
+    lines = [f"seedrl {name} {words}key=value …    {command.meaning}"]
     lines += [f"seedrl {name} {verb} {files}    {meaning}" for verb, files, meaning in command.verbs]
     lines.append("")
     for group in sorted(

@@ -184,6 +184,14 @@ class ObserveConfig:
     data: str = key("", "directory of what it has seen; empty for seedrl/prometheus in the user's cache")
 
 
+@dataclass
+class PlotConfig:
+    """Settings of `seedrl plot`."""
+
+    runs: list[str] = key([], "run directories, or directories that hold some; as words of their own: seedrl plot A B")
+    out: str = key("compare.png", "the plot's file; .pdf and .svg work as well")
+
+
 def group_size(config: LearnerConfig) -> int:
     """Environments per request. A lock-step run has one group, so that rows always come in the same order."""
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups

@@ -47,7 +47,7 @@ class RunDirectory:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"{run.path} cannot be made: {error.strerror}; give another run_dir") from error
-        before = run._settings()
+        before = run.settings()
         if before is not None:
             differing = _differences(before, plain(config))
             if differing:
@@ -72,6 +72,19 @@ class RunDirectory:
     def release(self) -> None:
         self._lock.close()
 
+    def settings(self) -> dict[str, Any] | None:
+        """What config.yaml holds; None if there is none yet."""
+        path = self.path / "config.yaml"
+        if not path.exists():
+            return None
+        try:
+            settings = yaml.safe_load(path.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise RunDirectoryError(f"{path} cannot be read: {error}") from error
+        if not isinstance(settings, dict):
+            raise RunDirectoryError(f"{path} cannot be read: it holds no settings")
+        return settings
+
     def append_metrics(self, row: dict[str, Any]) -> None:
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
@@ -88,18 +101,6 @@ class RunDirectory:
 
     def _is_ours(self) -> bool:
         return all(path.name in OURS or path.name.startswith(".") for path in self.path.iterdir())
-
-    def _settings(self) -> dict[str, Any] | None:
-        path = self.path / "config.yaml"
-        if not path.exists():
-            return None
-        try:
-            settings = yaml.safe_load(path.read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise RunDirectoryError(f"{path} cannot be read: {error}") from error
-        if not isinstance(settings, dict):
-            raise RunDirectoryError(f"{path} cannot be read: it holds no settings")
-        return settings
 
 
 def plain(config: Any) -> dict[str, Any]:

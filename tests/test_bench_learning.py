@@ -4,12 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
 from bench.harness import Report
-from bench.learning import bootstrap, iqm, run, train
+from bench.learning import run, train
 from seedrl.config import BenchConfig
 from seedrl.errors import ConfigError
 
@@ -84,16 +83,3 @@ def test_run_task_without_a_score_to_reach_is_refused() -> None:
 def test_run_that_fails_says_what_it_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"seedrl run env=nowhere ended with code 1.*env/nowhere"):
         train(["env=nowhere"], tmp_path / "run")
-
-
-def test_iqm_drops_a_quarter_at_either_end() -> None:
-    assert iqm(np.array([100.0, 1.0, 2.0, 3.0, -50.0])) == 2.0
-    assert iqm(np.array([5.0])) == 5.0
-
-
-def test_bootstrap_interval_holds_the_mean_and_repeats_itself() -> None:
-    values = np.random.default_rng(1).normal(10, 1, 20)
-    low, high = bootstrap(values)
-    assert low < iqm(values) < high
-    assert (low, high) == bootstrap(values)
-    assert bootstrap(np.array([3.0, 3.0])) == (3.0, 3.0)

@@ -1,0 +1,82 @@
+"""`seedrl plot`: runs against each other, as a table and as a plot. Trains nothing and changes no run."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from seedrl.config import PlotConfig
+from seedrl.errors import ConfigError, RunDirectoryError
+from seedrl.monitoring.curves import Curve, Group, find_runs, grouped, read_curve
+from seedrl.monitoring.plots import draw_comparison
+from seedrl.monitoring.statistics import bootstrap, iqm
+
+HEADER = ["group", "seeds", "final return", "95 %", "steps", "seconds", "steps/s"]
+
+
+def run_plot(config: PlotConfig) -> None:
+    groups = grouped(list(_curves(_runs(config.runs))))
+    if not groups:
+        raise ConfigError(f"nothing to plot: no episode has ended in any run of {' '.join(config.runs)}")
+    print(table(groups))
+    draw_comparison(groups, Path(config.out))
+    print(f"drawn in {config.out}: interquartile means over seeds, bands are bootstrap 95 % intervals")
+
+
+def _runs(words: Sequence[str]) -> list[Path]:
+    """Every run once, however often it is named."""
+    if not words:
+        raise ConfigError("say which runs: seedrl plot RUN …, run directories or directories that hold some")
+    found: dict[Path, Path] = {}
+    for word in words:
+        for run in find_runs(word):
+            found.setdefault(run.resolve(), run)
+    if not found:
+        raise ConfigError(f"there is no run in {' '.join(words)}: none holds config.yaml and metrics.jsonl")
+    return list(found.values())
+
+
+def _curves(runs: Sequence[Path]) -> Iterator[Curve]:
+    for run in runs:
+        try:
+            curve = read_curve(run)
+        except RunDirectoryError as error:
+            print(f"{run} is left out: {error}")
+            continue
+        if curve.returns.size:
+            yield curve
+        else:
+            print(f"{run} is left out: no episode has ended in it")
+
+
+def table(groups: Sequence[Group]) -> str:
+    """A line for each group, columns aligned."""
+    lines = [HEADER, *(_cells(group) for group in groups)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    return "\n".join(
+        "  ".join(
+            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in lines
+    )
+
+
+def _cells(group: Group) -> list[str]:
+    scores = np.array([curve.score for curve in group.curves])
+    steps = [curve.env_steps[-1] for curve in group.curves]
+    seconds = [curve.seconds[-1] for curve in group.curves]
+    speeds = np.array([step / max(second, 1e-3) for step, second in zip(steps, seconds, strict=True)])
+    low, high = bootstrap(scores)
+    return [
+        f"{group.env} {group.differs_in}".rstrip(),
+        str(len(scores)),
+        f"{iqm(scores):,.2f}",
+        f"{low:,.2f}…{high:,.2f}" if len(scores) > 1 else "–",
+        _span([f"{value:,.0f}" for value in sorted(steps)]),
+        _span([f"{value:,.1f}" for value in sorted(seconds)]),
+        f"{iqm(speeds):,.0f}",
+    ]
+
+
+def _span(ordered: Sequence[str]) -> str:
+    return ordered[0] if ordered[0] == ordered[-1] else f"{ordered[0]}…{ordered[-1]}"

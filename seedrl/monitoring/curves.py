@@ -1,0 +1,152 @@
+"""Reads run directories back: the curve of each run, and which runs are seeds of the same thing. Draws nothing."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seedrl.config import LearnerConfig
+from seedrl.errors import ConfigError, RunDirectoryError
+from seedrl.rundir import RunDirectory, plain
+
+# Where, how often and how visibly a run happened, not what it was: sections or single settings.
+NOT_COMPARED = (
+    *("seed", "run_dir", "init_from", "listen", "display", "report", "metrics", "checkpoint", "device", "threads"),
+    *("actors.threads", "actors.max_restarts", "serving.max_message_mb", "serving.shared_memory"),
+)
+LARGEST = 1e100  # nothing measured is larger, and plots cannot show what is
+Row = tuple[float, float, float | None]  # env_steps, seconds, return_mean_100
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run: the mean return of the last 100 episodes as steps and seconds went by. Both only grow."""
+
+    run_dir: Path
+    env: str
+    seed: str
+    settings: Settings  # those that make it another experiment, by their full names
+    env_steps: np.ndarray  # [points]
+    seconds: np.ndarray  # [points]
+    returns: np.ndarray  # [points]; none before the first episode has ended
+
+    @property
+    def score(self) -> float:
+        return float(self.returns[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that differ in nothing but their seed."""
+
+    env: str
+    differs_in: str  # from the other groups of its environment, such as model.lstm=64; empty for nothing
+    curves: tuple[Curve, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.env} {self.short_label}"
+
+    @property
+    def short_label(self) -> str:
+        """Where the environment is known."""
+        return f"{self.differs_in} ({self._count()})".lstrip()
+
+    def _count(self) -> str:
+        count = len(self.curves)
+        noun = "seed" if len({curve.seed for curve in self.curves}) == count else "run"  # one seed run twice
+        return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def find_runs(word: str) -> list[Path]:
+    """A run directory itself, or all those below a directory; none for a file, as among what a shell's * gives."""
+    path = Path(word)
+    if not path.exists():
+        raise ConfigError(f"there is no {word}; give run directories, or directories that hold some")
+    if _is_run(path):
+        return [path]
+    return sorted(settings.parent for settings in path.rglob("config.yaml") if _is_run(settings.parent))
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file()
+
+
+def read_curve(run_dir: Path) -> Curve:
+    """What a run directory says; without points if no episode has ended, a RunDirectoryError if it cannot be read."""
+    try:
+        settings = _flat(RunDirectory(run_dir).settings() or {})
+        with (run_dir / "metrics.jsonl").open(errors="replace") as file:
+            points = [row for row in _kept(_rows(file)) if row[2] is not None]
+    except OSError as error:
+        raise RunDirectoryError(f"{run_dir} cannot be read: {error.strerror}") from error
+    settings = _flat(plain(LearnerConfig())) | settings  # an older run lacks newer settings
+    env_steps, seconds, returns = np.array(points, float).reshape(-1, 3).T
+    compared = {key: value for key, value in settings.items() if not _is_below(key, NOT_COMPARED)}
+    return Curve(run_dir, str(settings["env.id"]), str(settings["seed"]), compared, env_steps, seconds, returns)
+
+
+def _rows(lines: Iterator[str]) -> Iterator[Row]:
+    """Whole rows; a crash may have torn the last one, or any before a resume."""
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            env_steps, seconds, score = (_number(row.get(key)) for key in ("env_steps", "seconds", "return_mean_100"))
+            if env_steps is not None and seconds is not None:
+                yield env_steps, seconds, score
+
+
+def _kept(rows: Iterator[Row]) -> list[Row]:
+    """Without what a crash undid: a resumed run goes on from its checkpoint, in steps and in seconds."""
+    kept: list[Row] = []
+    for row in rows:
+        while kept and (kept[-1][0] >= row[0] or kept[-1][1] > row[1]):
+            kept.pop()
+        kept.append(row)
+    return kept
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None  # NaN is not less
+
+
+def _flat(settings: Settings, prefix: str = "") -> Settings:
+    """{"model": {"lstm": 64}} as {"model.lstm": 64}."""
+    flat: Settings = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _is_below(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def grouped(curves: Sequence[Curve]) -> list[Group]:
+    """Groups in the order of their first runs, labelled by what sets them apart in their environment."""
+    alike: dict[str, list[Curve]] = {}
+    for curve in curves:
+        alike.setdefault(json.dumps(curve.settings, sort_keys=True, default=str), []).append(curve)
+    first_ones = [runs[0] for runs in alike.values()]
+    return [Group(runs[0].env, _apart(runs[0], first_ones), tuple(runs)) for runs in alike.values()]
+
+
+def _apart(curve: Curve, others: Sequence[Curve]) -> str:
+    rivals = [other.settings for other in others if other.env == curve.env]
+    return " ".join(
+        f"{key}={_as_typed(value)}"
+        for key, value in curve.settings.items()
+        if any(rival.get(key) != value for rival in rivals)
+    )
+
+
+def _as_typed(value: Any) -> str:
+    """As on the command line: true, null, [64,64]."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)

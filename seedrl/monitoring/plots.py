@@ -1,0 +1,157 @@
+"""Draws learning curves: one run by itself, or groups of seeds against each other. Does not read or judge runs.
+
+Readable without colours: lines differ by dash as well.
+"""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seedrl.errors import ConfigError, SeedrlError
+from seedrl.monitoring.curves import Curve, Group, read_curve
+from seedrl.monitoring.statistics import band
+
+CURVE = "curve.png"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+DASHES = ("-", "--", "-.", ":")
+PANEL_INCHES = (4.6, 3.4)
+LEGEND_INCHES = 0.2  # a line of it
+LEGEND_CHARACTERS = 120  # that fit into its width
+DPI = 150
+POINTS = 100
+UNITS = (("seconds", 1.0), ("minutes", 60.0), ("hours", 3600.0))
+
+
+def draw_comparison(groups: Sequence[Group], out: Path) -> None:
+    """Return by steps and by time, a row for each environment, a line for each group."""
+    rows = [[group for group in groups if group.env == env] for env in dict.fromkeys(group.env for group in groups)]
+    legends = [_legend_shape([group.short_label for group in row]) for row in rows]
+    width, height = PANEL_INCHES
+    heights = [height + LEGEND_INCHES * lines for _, lines in legends]
+    figure = _figure(2 * width, sum(heights))
+    parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part, row, (columns, _) in zip(parts, rows, legends, strict=True):
+        _compare(part, row, columns)
+    _save(figure, out)
+
+
+def draw_curve(run_dir: Path) -> Path | None:
+    """Draws a run into its own directory and says where; None without matplotlib, an episode or a place to write."""
+    try:
+        curve = read_curve(run_dir)
+        if not curve.returns.size:
+            return None
+        figure = _figure(2 * PANEL_INCHES[0], PANEL_INCHES[1])
+        for axes, xs, words in _panels(figure, [curve]):
+            axes.plot(xs(curve), curve.returns, color=COLOURS[0], marker=_marker(curve))
+            _label(axes, words)
+        figure.suptitle(_literal(f"{curve.env}, seed {curve.seed}: {curve.score:,.2f}"), fontsize=10)
+        _save(figure, run_dir / CURVE)
+    except SeedrlError:
+        return None
+    return run_dir / CURVE
+
+
+def _compare(figure: Any, groups: Sequence[Group], legend_columns: int) -> None:
+    for axes, xs, words in _panels(figure, [curve for group in groups for curve in group.curves]):
+        for number, group in enumerate(groups):
+            style = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
+            _line(axes, [xs(curve) for curve in group.curves], group, style)
+        _label(axes, words)
+    figure.suptitle(_literal(groups[0].env if len(groups) > 1 else groups[0].label), fontsize=10)
+    if len(groups) > 1:
+        figure.legend(*axes.get_legend_handles_labels(), **_legend_style(legend_columns))
+
+
+def _line(axes: Any, xs: Sequence[np.ndarray], group: Group, style: dict[str, str]) -> None:
+    """The run itself if it is the only one; otherwise the interquartile mean of all with its 95 % interval."""
+    label = _literal(textwrap.fill(group.short_label, LEGEND_CHARACTERS))
+    if len(group.curves) == 1:
+        curve = group.curves[0]
+        axes.plot(xs[0], curve.returns, label=label, marker=_marker(curve), **style)
+        return
+    grid, values = on_common_grid(xs, [curve.returns for curve in group.curves])
+    middle, low, high = band(values)
+    axes.fill_between(grid, low, high, color=style["color"], alpha=0.18, linewidth=0)
+    axes.plot(grid, middle, label=label, **style)
+
+
+def on_common_grid(xs: Sequence[np.ndarray], returns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Points from the first to the last of any run, and [runs, points] returns there.
+
+    Before its first point a run has that point's return, after its end its last: most end because they are solved.
+    """
+    grid = np.linspace(min(each[0] for each in xs), max(each[-1] for each in xs), POINTS)
+    return grid, np.array([np.interp(grid, x, y) for x, y in zip(xs, returns, strict=True)])
+
+
+def _panels(figure: Any, curves: Sequence[Curve]) -> list[tuple[Any, Any, str]]:
+    """Axes, what gives a curve's x, and the words for it: steps on the left, time on the right."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    left.set_ylabel("mean return of 100 episodes")
+    unit, size = _unit(max(curve.seconds[-1] for curve in curves))
+    return [
+        (left, lambda curve: curve.env_steps, "environment steps"),
+        (right, lambda curve: curve.seconds / size, f"wall time, {unit}"),
+    ]
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """The largest of which there are three or more."""
+    return next((unit for unit in reversed(UNITS) if seconds >= 3 * unit[1]), UNITS[0])
+
+
+def _marker(curve: Curve) -> str | None:
+    return "o" if curve.returns.size == 1 else None  # a line of one point is invisible
+
+
+def _label(axes: Any, x: str) -> None:
+    axes.set_xlabel(x)
+    axes.tick_params(labelleft=True, labelsize=9)
+    axes.locator_params(axis="x", nbins=5)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}" if abs(value) < 1e10 else f"{value:.3g}")
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend_shape(labels: Sequence[str]) -> tuple[int, int]:
+    """Columns and lines of the legend below a row; no lines where there is nothing to tell apart."""
+    if len(labels) == 1:
+        return 1, 0
+    longest = max(len(label) for label in labels) + 10  # the line itself takes room, too
+    columns = min(max(1, LEGEND_CHARACTERS // longest), len(labels))
+    wraps = math.ceil(longest / LEGEND_CHARACTERS)
+    return columns, math.ceil(len(labels) / columns) * wraps
+
+
+def _legend_style(columns: int) -> dict[str, Any]:
+    return {"loc": "outside lower center", "ncols": columns, "fontsize": 8, "frameon": False, "handlelength": 3}
+
+
+def _literal(text: str) -> str:
+    return text.replace("$", r"\$")  # between two of them would be a formula
+
+
+def _figure(width: float, height: float) -> Any:
+    """Without pyplot: no windows and no state."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(f"plots need matplotlib: pip install 'seedrl[plot]' ({error})") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, out: Path) -> None:
+    kinds = figure.canvas.get_supported_filetypes()
+    if out.suffix.removeprefix(".").lower() not in kinds:
+        raise ConfigError(f"out={out} must end in one of .{', .'.join(sorted(kinds))}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, dpi=DPI)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}; give another file as out=") from error
