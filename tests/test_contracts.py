@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hydra": {"seedrl.commands"},
     "omegaconf": {"seedrl.commands"},
     "yaml": {"seedrl.rundir"},
-    "rich": {"seedrl.progress"},
+    "rich": {"seedrl.progress", "seedrl.monitoring.overview"},
     "safetensors": {"seedrl.learning.checkpoint"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
     "matplotlib": {"seedrl.monitoring.plots"},
