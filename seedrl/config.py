@@ -121,6 +121,12 @@ class StopConfig:
 
 
 @dataclass
+class ReportConfig:
+    tensorboard: bool = key(False, "write TensorBoard events into tensorboard/ of the run directory")
+    wandb: str = key("", "Weights & Biases project to report to; WANDB_MODE=offline works; empty for none")
+
+
+@dataclass
 class LearnerConfig:
     """Settings of `seedrl learner` and `seedrl run`."""
 
@@ -132,6 +138,7 @@ class LearnerConfig:
     actors: ActorsConfig = group(ActorsConfig)
     checkpoint: CheckpointConfig = group(CheckpointConfig)
     stop: StopConfig = group(StopConfig)
+    report: ReportConfig = group(ReportConfig)
     seed: int = key(1, "decides environments, sampling and initial weights")
     lockstep: bool = key(False, "one actor, every update before the next step: a run repeats bit for bit on CPU")
     listen: str = key("127.0.0.1:50051", "address the learner serves on: HOST:PORT or unix:PATH")
