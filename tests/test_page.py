@@ -330,3 +330,13 @@ def test_page_loads_nothing_from_elsewhere() -> None:
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", text)
     assert "innerHTML" not in text
     assert "insertAdjacentHTML" not in text
+
+
+def test_browser_that_is_missing_skips_and_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium"):
+        chromium()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+        chromium()
