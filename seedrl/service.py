@@ -229,7 +229,7 @@ class LearnerService:
         if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
             with contextlib.suppress(OSError):  # a full disk; the words at the end say the same
                 self.run_directory.write_summary(summary)
-        self.monitor.close()
+        self.monitor.close(summary)
         self.run_directory.release()
         return summary
 
