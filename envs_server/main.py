@@ -1,11 +1,16 @@
 """The actor process: signals and exit codes around an Actor."""
 
+import contextlib
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from envs_server.actor import Actor
 from seedrl.config import ActorConfig
+from seedrl.metrics import ActorMetrics
+from seedrl.monitoring.endpoint import Endpoint, Page
+from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
 
 
 def run_actor(config: ActorConfig) -> None:
@@ -18,4 +23,18 @@ def run_actor(config: ActorConfig) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
-    actor.run()
+    with contextlib.ExitStack() as until_the_end:
+        if config.metrics:
+            endpoint = Endpoint(config.metrics, _pages(actor.metrics))
+            print(f"actor: metrics at http://{endpoint.start()}/metrics")
+            until_the_end.callback(endpoint.stop)
+        actor.run()
+
+
+def _pages(metrics: ActorMetrics) -> dict[str, Callable[[], Page]]:
+    exposition = Exposition(metrics)
+    return {
+        "/metrics": lambda: Page(exposition.text(), CONTENT_TYPE),
+        "/healthz": lambda: Page(b"alive\n"),
+        "/readyz": lambda: Page(b"in a session\n") if metrics.actor_connected else Page(b"no learner\n", status=503),
+    }

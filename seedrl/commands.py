@@ -20,7 +20,17 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 
 from seedrl import __version__
-from seedrl.config import ActorConfig, BenchConfig, LearnerConfig, ObserveConfig, PlotConfig, RunConfig, check
+from seedrl.config import (
+    ActorConfig,
+    BenchConfig,
+    DoctorConfig,
+    LearnerConfig,
+    ObserveConfig,
+    PlotConfig,
+    RunConfig,
+    StatusConfig,
+    check,
+)
 from seedrl.errors import ConfigError, SeedrlError
 
 
@@ -71,6 +81,18 @@ def _plot(config: PlotConfig) -> None:
     run_plot(config)
 
 
+def _status(config: StatusConfig) -> None:
+    from seedrl.monitoring.overview import run_status
+
+    run_status(config)
+
+
+def _doctor(config: DoctorConfig) -> None:
+    from seedrl.monitoring.doctor import run_doctor
+
+    run_doctor(config)
+
+
 @dataclass(frozen=True)
 class Command:
     meaning: str
@@ -84,6 +106,8 @@ COMMANDS = {
     "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
     "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
+    "status": Command("a running learner, its actors and what limits them", StatusConfig, _status),
+    "doctor": Command("check a run before it starts, or name the bottleneck of one that runs", DoctorConfig, _doctor),
     "observe": Command(
         "watch learners with a Prometheus of your own: graphs, history, alerts", ObserveConfig, _observe
     ),
@@ -132,7 +156,8 @@ def execute(name: str, arguments: Sequence[str]) -> None:
                 raise ConfigError(f"{', '.join(missing)} must be given; seedrl {name} --help says what it means")
             command.start(OmegaConf.to_object(settings))
 
-    sys.argv = [f"seedrl {name}", *_neutral_if_own_env(_words_as_setting(command, arguments))]
+    arguments = _flags_as_settings(command, _words_as_setting(command, arguments))
+    sys.argv = [f"seedrl {name}", *_neutral_if_own_env(arguments)]
     hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=name)(task)()
 
 
@@ -157,6 +182,12 @@ def _words_as_setting(command: Command, arguments: Sequence[str]) -> list[str]:
         (words if is_word else others).append(argument)
     quoted = ",".join(QuotedString(word, Quote.single).with_quotes() for word in words)
     return [*others, f"{command.words}=[{quoted}]"] if words else others
+
+
+def _flags_as_settings(command: Command, arguments: Sequence[str]) -> list[str]:
+    """`--json` means json=true wherever json is such a setting."""
+    flags = {f"--{key}": f"{key}=true" for key, default, _ in settings_of(command.schema) if default == "False"}
+    return [flags.get(argument, argument) for argument in arguments]
 
 
 def _neutral_if_own_env(arguments: Sequence[str]) -> list[str]:

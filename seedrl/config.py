@@ -121,6 +121,12 @@ class StopConfig:
 
 
 @dataclass
+class ReportConfig:
+    tensorboard: bool = key(False, "write TensorBoard events into tensorboard/ of the run directory")
+    wandb: str = key("", "Weights & Biases project to report to; WANDB_MODE=offline works; empty for none")
+
+
+@dataclass
 class LearnerConfig:
     """Settings of `seedrl learner` and `seedrl run`."""
 
@@ -132,6 +138,7 @@ class LearnerConfig:
     actors: ActorsConfig = group(ActorsConfig)
     checkpoint: CheckpointConfig = group(CheckpointConfig)
     stop: StopConfig = group(StopConfig)
+    report: ReportConfig = group(ReportConfig)
     seed: int = key(1, "decides environments, sampling and initial weights")
     lockstep: bool = key(False, "one actor, every update before the next step: a run repeats bit for bit on CPU")
     listen: str = key("127.0.0.1:50051", "address the learner serves on: HOST:PORT or unix:PATH")
@@ -161,6 +168,25 @@ class ActorConfig:
     threads: int = key(0, "environment threads; 0 for one per core")
     patience: float = key(300.0, "seconds without a learner before the actor gives up")
     step_deadline: float = key(60.0, "seconds without any progress before the stream is given up")
+    metrics: str = key("", "HOST:PORT of this actor's own /metrics; auto for any free port; empty for none")
+
+
+@dataclass
+class StatusConfig:
+    """Settings of `seedrl status`."""
+
+    learner: str = key("", "the learner's address: HOST:PORT or unix:PATH")
+    run: str = key("", "run directory of the learner; without it and learner=, the newest below runs/")
+    top: int = key(20, "actors shown, slowest first")
+    json: bool = key(False, "print JSON instead; --json does the same")
+
+
+@dataclass
+class DoctorConfig(RunConfig):
+    """Settings of `seedrl doctor`: those of the run it checks, or where to find the run it looks at."""
+
+    learner: str = key("", "address of a running learner to examine: HOST:PORT or unix:PATH")
+    run: str = key("", "run directory of a running learner to examine")
 
 
 @dataclass
@@ -195,6 +221,17 @@ class PlotConfig:
 def group_size(config: LearnerConfig) -> int:
     """Environments per request. A lock-step run has one group, so that rows always come in the same order."""
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
+
+
+def store_sizes(config: LearnerConfig, core_size: int) -> dict[str, int]:
+    """What a Store is made with."""
+    return {
+        "slots": config.serving.max_slots,
+        "capacity": config.store.capacity or 2 * config.algorithm.batch_size,
+        "unroll_length": config.algorithm.unroll_length,
+        "frame_stack": config.env.frame_stack,
+        "core_size": core_size,
+    }
 
 
 def check(config: LearnerConfig) -> None:

@@ -24,8 +24,8 @@ RETURNS = (-1e4, -1e3, -300, -100, -30, -20, -10, -3, -1, 0, 1, 3, 10, 20, 30, 1
 
 # Where the time of the server thread and of the learner thread goes. Dashboards and the tree at the end of a run use
 # the same names.
-INFERENCE_STAGES = ("stage", "copy", "forward", "reply", "record")
-SERVING_STAGES = ("read", *INFERENCE_STAGES, "hold", "fill", "idle")
+BATCH_STAGES = ("stage", "copy", "forward", "reply", "record")
+SERVING_STAGES = ("read", *BATCH_STAGES, "hold", "fill", "idle")
 LEARNER_STAGES = ("wait", "gather", "forward", "backward", "optimize", "publish", "checkpoint")
 
 REFUSALS = ("invalid_message", "mismatch", "not_granted", "too_late", "no_capacity", "internal")

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from seedrl.config import Display, LearnerConfig
 from seedrl.monitoring.sampler import Row
+from seedrl.monitoring.words import duration
 
 PLAIN_SECONDS = 5.0
 TROUBLE = {"dropped_rows": "dropped rows", "skipped_updates": "skipped updates"}  # shown when there is any
@@ -76,12 +77,6 @@ class ProgressDisplay:
 
 def console() -> Console:
     return Console(file=sys.stdout)
-
-
-def duration(seconds: float) -> str:
-    minutes, seconds = divmod(int(max(seconds, 0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def closing_words(summary: Row, run_dir: str) -> str:

@@ -6,6 +6,8 @@ metrics.jsonl   one line of measurements every few seconds, more often in the fi
 checkpoints/    see learning/checkpoint.py
 logs/           what the actors of `seedrl run` print
 summary.json    written at every orderly end
+tensorboard/, wandb/, wandb_run_id.txt   if asked for, see monitoring/sinks.py
+curve.png       see monitoring/plots.py
 """
 
 import fcntl

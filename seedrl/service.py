@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from seedrl.config import LearnerConfig, check
+from seedrl.config import LearnerConfig, check, store_sizes
 from seedrl.device import after_serving, choose_device, free_bytes, own_stream
 from seedrl.errors import Mismatch, SeedrlError, ThreadDied
 from seedrl.learning import checkpoint as checkpoints
@@ -160,7 +160,7 @@ class LearnerService:
         stacked = EnvSpec(spec.observation.stacked(config.env.frame_stack), spec.num_actions)
         model = build_model(config.model, stacked, config.seed).to(device)
         core_size = core_size_of(model)
-        self.store = Store(spec, **_store_sizes(config, core_size), device=device)
+        self.store = Store(spec, **store_sizes(config, core_size), device=device)
         generator = torch.Generator(device).manual_seed(config.seed)
         policy = Policy(model, version=0)
         self.policy = policy
@@ -229,7 +229,7 @@ class LearnerService:
         if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
             with contextlib.suppress(OSError):  # a full disk; the words at the end say the same
                 self.run_directory.write_summary(summary)
-        self.monitor.close()
+        self.monitor.close(summary)
         self.run_directory.release()
         return summary
 
@@ -273,7 +273,7 @@ class LearnerService:
 
     def _check_memory(self, spec: EnvSpec) -> None:
         """Refuses spaces whose store would not fit; runs in the server thread for the first actor's."""
-        needed = Store.bytes_needed(spec, **_store_sizes(self.config, core_size=2 * self.config.model.lstm))
+        needed = Store.bytes_needed(spec, **store_sizes(self.config, core_size=2 * self.config.model.lstm))
         free = free_bytes(self.device)
         if free is not None and needed > free:
             raise Mismatch(
@@ -367,13 +367,3 @@ def run_learner(config: LearnerConfig) -> dict[str, Any]:
 
 def _rounded(seconds: dict[str, float]) -> dict[str, float]:
     return {stage: round(value, 3) for stage, value in seconds.items()}
-
-
-def _store_sizes(config: LearnerConfig, core_size: int) -> dict[str, int]:
-    return {
-        "slots": config.serving.max_slots,
-        "capacity": config.store.capacity or 2 * config.algorithm.batch_size,
-        "unroll_length": config.algorithm.unroll_length,
-        "frame_stack": config.env.frame_stack,
-        "core_size": core_size,
-    }

@@ -65,10 +65,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hydra": {"seedrl.commands"},
     "omegaconf": {"seedrl.commands"},
     "yaml": {"seedrl.rundir"},
-    "rich": {"seedrl.progress"},
+    "rich": {"seedrl.progress", "seedrl.monitoring.overview"},
     "safetensors": {"seedrl.learning.checkpoint"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
     "matplotlib": {"seedrl.monitoring.plots"},
+    "tensorboard": {"seedrl.monitoring.sinks"},
+    "wandb": {"seedrl.monitoring.sinks"},
 }
 # The name of a distribution where it is not the name of what is imported.
 IMPORT_NAMES = {
@@ -186,7 +188,7 @@ import seedrl.commands
 print(*sorted({{"torch", "grpc", "envpool", "rich"}} & set(sys.modules)), sep=",")
 for name in {light}:
     importlib.import_module(name)
-print(*sorted({{"torch", "envpool", "matplotlib"}} & set(sys.modules)), sep=",")
+print(*sorted({{"torch", "envpool", "matplotlib", "tensorboard", "wandb"}} & set(sys.modules)), sep=",")
 """
     after_commands, after_light = run(sys.executable, "-c", program).split("\n")[:2]
     assert after_commands == "", "seedrl.commands must start fast"
@@ -194,6 +196,9 @@ print(*sorted({{"torch", "envpool", "matplotlib"}} & set(sys.modules)), sep=",")
 
 
 # Dependencies
+
+ROLES = ("learner", "actor")
+OPTIONS = ("plot", "tensorboard", "wandb")  # extras that a role can do without
 
 
 def declared(*extras: str) -> list[Requirement]:
@@ -205,7 +210,7 @@ def declared(*extras: str) -> list[Requirement]:
 
 
 def test_pyproject_declares_exactly_what_is_imported() -> None:
-    names = [canonicalize_name(requirement.name) for requirement in declared("learner", "actor", "plot")]
+    names = [canonicalize_name(requirement.name) for requirement in declared(*ROLES, *OPTIONS)]
     imported = {name.split(".")[0] for path in PACKAGE.values() for name in imports_of(path)}
     assert {IMPORT_NAMES.get(name, name) for name in names} == {
         name
@@ -224,7 +229,7 @@ def test_constraints_pin_every_declared_requirement_to_a_fitting_version() -> No
     pins = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
     assert len(pins) == len(lines)
     assert pins["torch"] == "2.13.0"
-    for requirement in declared("learner", "actor", "plot", "bench", "dev"):
+    for requirement in declared(*ROLES, *OPTIONS, "bench", "dev"):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 

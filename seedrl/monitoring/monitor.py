@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import Any
 
 from seedrl import __version__
 from seedrl.config import LearnerConfig
@@ -16,7 +17,10 @@ from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.endpoint import Endpoint, Page
 from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
 from seedrl.monitoring.history import History
+from seedrl.monitoring.page import live_page
+from seedrl.monitoring.plots import draw_curve
 from seedrl.monitoring.sampler import Row, Sampler, Totals
+from seedrl.monitoring.sinks import Sinks
 from seedrl.policy import Policy
 from seedrl.rundir import RunDirectory
 from seedrl.serving.batcher import Batcher
@@ -25,7 +29,6 @@ from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.store import Store
 
-JSON = "application/json"
 ROW_SECONDS = 5.0  # between rows of metrics.jsonl
 EARLY_SECONDS = 60.0  # every look is written down until then, so that a short run leaves a curve, too
 VERDICT_LOOKS = 10  # that a verdict covers
@@ -52,8 +55,8 @@ class Monitor:
         self._learning = learning
         self._sessions = sessions
         self._batcher = batcher
-        self._run_directory = run_directory
-        self._say = say
+        self._metrics_file = run_directory.metrics
+        self._sinks = Sinks(run_directory, config, say)
         self._history = History()
         self._looks: deque[Totals] = deque(maxlen=VERDICT_LOOKS)
         self._row: Row = {}
@@ -83,7 +86,7 @@ class Monitor:
         sampler = Sampler(self._config, self._serving, self._learning, self._sessions, seconds_before)
         self._written = sampler.totals()
         self._looks.append(self._written)
-        self._history.load(self._run_directory.metrics)
+        self._history.load(self._metrics_file)
         self._sampler = sampler
 
     def look(self, is_last: bool = False) -> Row:
@@ -95,21 +98,17 @@ class Monitor:
         self._looks.append(now)
         is_due = now["time"] - self._written["time"] >= (ROW_SECONDS if now["time"] > EARLY_SECONDS else 0.0)
         if is_due or is_last:
-            row = {"time": time.time(), **self._sampler.row(self._written, now), "bottleneck": self._verdict.bottleneck}
+            row = {**self._sampler.row(self._written, now), "bottleneck": self._verdict.bottleneck}
             self._written = now
             self._history.add(row)
-            self._write_down(row)
+            self._sinks.write(row)
         return self._row
 
-    def _write_down(self, row: Row) -> None:
-        try:
-            self._run_directory.append_metrics(row)
-        except OSError as error:
-            self._say(f"learner: metrics could not be written ({error}); training goes on")
-
-    def close(self) -> None:
+    def close(self, summary: Row) -> None:
         if self._endpoint is not None:
             self._endpoint.stop()
+        self._sinks.close(summary)
+        draw_curve(self._metrics_file.parent)
 
     # For any thread.
 
@@ -128,7 +127,7 @@ class Monitor:
             metrics_address=self.address,
             goal_env_steps=config.stop.env_steps,
             goal_return=config.stop.return_mean_100,
-            row={name: float(value) for name, value in self._row.items() if value is not None},
+            row=numbers_in(self._row),
             verdict=self._verdict,
             trouble=trouble(self._serving, self._learning),
             actors=actors,
@@ -136,9 +135,10 @@ class Monitor:
 
     def _pages(self) -> dict[str, Callable[[], Page]]:
         return {
+            "/": live_page,
             "/metrics": lambda: Page(self._exposition.text(), CONTENT_TYPE),
-            "/status.json": lambda: Page(json.dumps(asdict(self.status())).encode(), JSON),
-            "/history.json": lambda: Page(json.dumps({"rows": self._history.rows()}).encode(), JSON),
+            "/status.json": lambda: _json(asdict(self.status())),
+            "/history.json": lambda: _json({"rows": [numbers_in(row) for row in self._history.rows()]}),
             "/healthz": self._healthz,
             "/readyz": self._readyz,
         }
@@ -177,6 +177,15 @@ class Monitor:
             state.policy_version = self._policy.version
             state.store_unrolls, state.store_capacity = self._store.ready, self._store.capacity
             state.store_bytes = self._store.nbytes
+
+
+def numbers_in(row: Row) -> dict[str, float]:
+    """What JSON and browsers can take as a number."""
+    return {name: value for name, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}
+
+
+def _json(content: dict[str, Any]) -> Page:
+    return Page(json.dumps(content).encode(), "application/json")
 
 
 def trouble(serving: ServingMetrics, learning: LearningMetrics) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from seedrl.config import LearnerConfig, group_size
 from seedrl.metrics import (
+    BATCH_STAGES,
     LEARNER_STAGES,
     SERVING_STAGES,
     Group,
@@ -94,12 +95,15 @@ class Sampler:
             return {**dict.fromkeys(CYCLE, 0.0), "hold" if is_held else "env": 1.0}
         hold, fill = (change[f"queue_seconds/{cause}"] / requests for cause in ("hold", "fill"))
         seconds = self.groups * change["time"] / requests
+        travel = max(0.0, round_trip - latency)
+        # A request that comes while a batch runs is read only afterwards: it has arrived and waits for inference.
+        unread = travel * min(1.0, sum(change[f"serving_seconds/{each}"] for each in BATCH_STAGES) / change["time"])
         parts = {
             "env": max(0.0, seconds - max(round_trip, latency)),
-            "network": max(0.0, round_trip - latency),
+            "network": travel - unread,
             "hold": hold,
             "fill": fill,
-            "inference": max(0.0, latency - hold - fill),
+            "inference": max(0.0, latency - hold - fill) + unread,
         }
         return {name: _ratio(part, sum(parts.values())) for name, part in parts.items()}
 

@@ -5,6 +5,7 @@ import queue
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
@@ -297,8 +298,9 @@ class ScriptedLearner(inference_pb2_grpc.InferenceServiceServicer):
 class Wire:
     """Passes bytes between actors and a learner until `cut`; new connections work again."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, delay: float = 0.0) -> None:
         host, _, port = target.rpartition(":")
+        self._delay = delay  # seconds, of everything that passes
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -349,4 +351,5 @@ class Wire:
                     content = source.recv(65536)
                     if not content:
                         return
+                    time.sleep(self._delay)
                     (far if source is near else near).sendall(content)

@@ -1,0 +1,201 @@
+"""`seedrl doctor`: what could go wrong with a run before it starts, and what limits one that runs.
+
+Each check is a function that returns its findings; it knows nothing of the other checks.
+"""
+
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import NamedTuple
+
+from seedrl.config import DoctorConfig, LearnerConfig, check, group_size, store_sizes
+from seedrl.errors import ConfigError, SeedrlError
+from seedrl.monitoring.endpoint import AUTO, Endpoint
+from seedrl.monitoring.overview import learner_status
+from seedrl.monitoring.words import mebibytes
+from seedrl.specs import EnvSpec
+
+LITTLE_DISK = 2**30
+COPIES_OF_WEIGHTS = 6  # model, two replicas that act, gradient, two moments of the optimizer
+SAVED_COPIES = 3  # model and two moments
+
+
+class Finding(NamedTuple):
+    is_good: bool
+    words: str
+    is_fatal: bool = True  # if it is not good
+
+
+def run_doctor(config: DoctorConfig) -> None:
+    if config.learner or config.run:
+        verdict = learner_status(config.learner, config.run).verdict
+        print(f"bottleneck: {verdict.bottleneck}\n  {verdict.evidence}\n  {verdict.change}")
+        return
+    findings = []
+    for finding in examine(config):
+        findings.append(finding)
+        print(f"{'✓' if finding.is_good else '✗' if finding.is_fatal else '!'} {finding.words}", flush=True)
+    wrong = sum(finding.is_fatal and not finding.is_good for finding in findings)
+    if wrong:
+        raise ConfigError(f"{wrong} of {len(findings)} checks failed; this run would not work")
+    print("ready: seedrl run with these settings should work")
+
+
+def examine(config: LearnerConfig) -> Iterator[Finding]:
+    """All checks in the order of what builds on what."""
+    yield from versions()
+    yield from _guarded("settings", lambda: _settings(config))
+    yield from _guarded("generated code", generated_code)
+    yield from _guarded("listen", lambda: ports(config))
+    yield from _guarded("device", lambda: device(config))
+    specs: list[EnvSpec] = []
+    yield from _guarded("environment", lambda: environment(config, specs))
+    if specs:
+        yield from _guarded("messages", lambda: messages(config, specs[0]))
+        yield from _guarded("model and memory", lambda: memory(config, specs[0]))
+    yield from _guarded("disk", lambda: disk(config))
+
+
+def versions() -> Iterator[Finding]:
+    """Everything that pyproject.toml asks of a learner and an actor is there."""
+    found, missing = [f"Python {sys.version.split()[0]}"], []
+    for line in requires("seedrl") or []:
+        name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"](\w+)['\"]", line)
+        if name is None or (extra and extra[1] not in ("learner", "actor")):
+            continue
+        try:
+            found.append(f"{name[0]} {version(name[0])}")
+        except PackageNotFoundError:
+            missing.append(name[0])
+    if missing:
+        yield Finding(False, f"packages: {', '.join(missing)} not installed; pip install 'seedrl[all]'")
+    yield Finding(True, f"packages: {', '.join(found)}")
+
+
+def generated_code() -> Iterator[Finding]:
+    from seedrl.v1 import inference_pb2
+
+    methods = [method.name for method in inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].methods]
+    yield Finding(True, f"generated code: fits protobuf {version('protobuf')}; {', '.join(methods)}")
+
+
+def ports(config: LearnerConfig) -> Iterator[Finding]:
+    listen = getattr(config, "listen", "")
+    if not listen:
+        yield Finding(True, "listen: a private unix socket")
+    elif listen.startswith("unix:"):
+        folder = Path(listen.removeprefix("unix:")).absolute().parent
+        yield Finding(os.access(folder, os.W_OK), f"listen: {listen}, in a directory that can be written to")
+    else:
+        yield _can_bind(listen)
+    if config.metrics:
+        endpoint = Endpoint(config.metrics, {})
+        address = endpoint.start()
+        endpoint.stop()
+        is_other = config.metrics == AUTO and not address.endswith(":9464")
+        words = f"metrics: {address} is free" + (", 127.0.0.1:9464 is taken by another run" if is_other else "")
+        yield Finding(not is_other, words, is_fatal=False)
+
+
+def device(config: LearnerConfig) -> Iterator[Finding]:
+    from seedrl.device import choose_device
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = config.threads or max(1, cores // 2)
+    chosen = choose_device(config.device)
+    yield Finding(True, f"device: {chosen}, {threads} torch threads each for inference and training, {cores} cores")
+    if 2 * threads > cores > 1 and chosen.type == "cpu":
+        yield Finding(False, f"threads: inference and training with {threads} each share {cores} cores", is_fatal=False)
+
+
+def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding]:
+    """Makes the environment and steps it once, ROM and all; what its spaces are goes into `specs`."""
+    from envs_server.pool import make_pool
+    from seedrl.wire.codec import Job
+
+    env = config.env
+    pool = make_pool(Job(1, env.id, dict(env.options), list(env.keep), num_envs=2, group_size=2, seed=1), threads=1)
+    try:
+        rows = pool.recv()
+    finally:
+        pool.close()
+    specs.append(pool.spec)
+    yield Finding(len(rows.env_id) == 2, f"environment: {env.id} can be made and reset; {pool.spec}")
+
+
+def messages(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
+    from seedrl.serving.sessions import SessionTable
+    from seedrl.wire.memory import this_host
+
+    SessionTable(config, job_seed=lambda session: session).agree(spec)
+    size = group_size(config) * spec.observation.nbytes
+    where = "in shared memory on this machine" if config.serving.shared_memory and this_host() else "in messages"
+    yield Finding(
+        True, f"messages: {size / 1024:,.0f} KiB a request, {where}; {config.serving.max_message_mb} MiB allowed"
+    )
+
+
+def memory(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
+    """Weights and store fit the device."""
+    from seedrl.device import choose_device, free_bytes
+    from seedrl.models.base import core_size_of
+    from seedrl.models.build import build_model
+    from seedrl.store import Store
+
+    stacked = EnvSpec(spec.observation.stacked(config.env.frame_stack), spec.num_actions)
+    model = build_model(config.model, stacked, config.seed)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    store = Store.bytes_needed(spec, **store_sizes(config, core_size_of(model)))
+    needed, free = store + COPIES_OF_WEIGHTS * weights, free_bytes(choose_device(config.device))
+    yield Finding(
+        free is None or needed < free,
+        f"memory: {mebibytes(store)} for the store, {mebibytes(COPIES_OF_WEIGHTS * weights)} for weights and "
+        f"optimizer" + (f", {mebibytes(free)} free" if free is not None else ""),
+    )
+    saved = SAVED_COPIES * weights * (config.checkpoint.keep + 1)
+    yield Finding(saved < shutil.disk_usage(_folder(config)).free, f"checkpoints: {mebibytes(saved)} on disk")
+
+
+def _folder(config: LearnerConfig) -> Path:
+    """The part of the run directory's path that is there already."""
+    folder = Path(config.run_dir or "runs").absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def disk(config: LearnerConfig) -> Iterator[Finding]:
+    folder = _folder(config)
+    if not os.access(folder, os.W_OK):
+        yield Finding(False, f"disk: {folder} cannot be written to; give another run_dir")
+    free = shutil.disk_usage(folder).free
+    yield Finding(free > LITTLE_DISK, f"disk: {mebibytes(free)} free in {folder}", is_fatal=False)
+
+
+def _settings(config: LearnerConfig) -> Iterator[Finding]:
+    check(config)
+    yield Finding(True, "settings: they work together")
+
+
+def _can_bind(listen: str) -> Finding:
+    host, _, port = listen.rpartition(":")
+    try:
+        with socket.create_server((host.strip("[]") or "0.0.0.0", int(port)), reuse_port=False):
+            return Finding(True, f"listen: {listen} is free")
+    except (OSError, ValueError, OverflowError) as error:
+        return Finding(False, f"listen: {listen} cannot be bound: {error}")
+
+
+def _guarded(name: str, checks: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """A check that raises has found something."""
+    try:
+        yield from checks()
+    except SeedrlError as error:
+        yield Finding(False, f"{name}: {error}")
+    except Exception as error:
+        yield Finding(False, f"{name}: {type(error).__name__}: {error}")

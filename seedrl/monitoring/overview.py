@@ -1,0 +1,95 @@
+"""`seedrl status`: a running learner, its streams and its actors, in the terminal. Knows nothing of how they work."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from seedrl.config import StatusConfig
+from seedrl.errors import ConfigError
+from seedrl.monitoring.words import duration
+from seedrl.status import ActorStatus, Status
+from seedrl.wire.channel import ask_status
+from seedrl.wire.codec import decode_status
+
+ANSWER_SECONDS = 5.0
+SILENT_SECONDS = 5.0
+
+
+def run_status(config: StatusConfig) -> None:
+    status = learner_status(config.learner, config.run)
+    if config.json:
+        print(json.dumps(asdict(status), indent=2))
+    else:
+        show(status, config.top, Console())
+
+
+def learner_status(learner: str, run: str) -> Status:
+    """What a learner says of itself, found by its address, by its run directory, or as the newest below runs/."""
+    return decode_status(ask_status(learner or _address_in(_newest_run() if not run else Path(run)), ANSWER_SECONDS))
+
+
+def show(status: Status, top: int, console: Console) -> None:
+    for line in _learner_lines(status):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading in ("", "actor", "envs", "steps/s", "round trip", "waiting", "lag", "transport", "heard", "peer"):
+        table.add_column(heading, justify="left" if heading in ("", "actor", "transport", "peer") else "right")
+    shown = status.actors[:top]
+    for actor in shown:
+        is_silent = actor.silent_seconds > SILENT_SECONDS
+        table.add_row("└─" if actor is shown[-1] else "├─", *_cells(actor), style="bold red" if is_silent else "")
+    if shown:
+        console.print(table, markup=False)
+    if len(status.actors) > top:
+        console.print(f"   … and {len(status.actors) - top} more, all of them faster", highlight=False)
+
+
+def _learner_lines(status: Status) -> list[str]:
+    row = status.row
+    lines = [f"learner  {status.env} on {status.device}, {status.state}, seedrl {status.version}; {status.run_dir}"]
+    if row:
+        score = f"{row['return_mean_100']:.2f}" if "return_mean_100" in row else "–"
+        lines += [
+            f"│  {row['env_steps']:,.0f} of {status.goal_env_steps:,} steps in {duration(row['seconds'])}, "
+            f"return {score}",
+            f"│  {row['steps_per_second']:,.0f} steps/s, {row['updates_per_second']:.1f} updates/s, policy lag "
+            f"{row['policy_lag']:.1f}, learner waits {row['learner_wait_fraction']:.0%}",
+        ]
+    if status.metrics_address:
+        lines.append(f"│  live page http://{status.metrics_address}/")
+    lines += [f"│  bottleneck {status.verdict.bottleneck}: {status.verdict.evidence}", f"│  → {status.verdict.change}"]
+    lines += [f"│  ! {words}: {count:,}" for words, count in status.trouble.items()]
+    return [*lines, "│" if status.actors else "└  no actors"]
+
+
+def _cells(actor: ActorStatus) -> list[str]:
+    return [
+        actor.name + (f" (reconnected {actor.reconnects}×)" if actor.reconnects else ""),
+        f"{actor.envs}",
+        f"{actor.steps_per_second:,.0f}",
+        f"{1e3 * actor.round_trip_seconds:.1f} ms",
+        f"{actor.wait_fraction:.0%}",
+        f"{actor.policy_lag}",
+        actor.transport,
+        f"{actor.silent_seconds:.1f} s ago",
+        actor.peer,
+    ]
+
+
+def _newest_run() -> Path:
+    contexts = sorted(Path("runs").glob("*/*/context.json"), key=lambda path: path.stat().st_mtime)
+    if not contexts:
+        raise ConfigError("there is no run below runs/ here; give learner=HOST:PORT or run=DIR")
+    return contexts[-1].parent
+
+
+def _address_in(run: Path) -> str:
+    """Where the learner of a run is, or was last."""
+    try:
+        address = json.loads((run / "context.json").read_text())["address"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"run={run} does not say where its learner is ({error}); give learner=HOST:PORT") from error
+    return str(address)

@@ -1,0 +1,210 @@
+"""Where a run's measurements go: metrics.jsonl, and TensorBoard and W&B if asked. Does not know what they mean.
+
+Nothing here stops a run: a sink that fails is said once, tried again with the next row, and training goes on.
+"""
+
+import math
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from seedrl.config import LearnerConfig
+from seedrl.errors import ConfigError
+from seedrl.rundir import RunDirectory, plain, write_atomically
+
+Row = dict[str, Any]
+
+# What TensorBoard and W&B show together. Names with a slash have their group already.
+TAGS = {
+    "return_mean_100": "return/mean_100",
+    "episodes": "return/episodes",
+    "seconds": "progress/seconds",
+    "frames": "progress/frames",
+    "updates": "progress/updates",
+    "policy_lag": "progress/policy_lag",
+    "steps_per_second": "speed/steps_per_second",
+    "inference_batch": "speed/inference_batch",
+    "learner_wait_fraction": "speed/learner_wait_fraction",
+    "actor_wait_fraction": "speed/actor_wait_fraction",
+    "backpressure_fraction": "speed/backpressure_fraction",
+}
+AXES = ("time", "env_steps")  # what the others are shown over
+
+# As W&B reads them, unless they are set: no questions and no lines between ours, and nobody waits for a dead server.
+WANDB_DEFAULTS = {
+    "WANDB_SILENT": "true",
+    "WANDB_CONSOLE": "off",
+    "WANDB_INIT_TIMEOUT": "30",
+    "WANDB_FINISH_TIMEOUT": "30",
+}
+WANDB_ID = "wandb_run_id.txt"
+
+
+class Sink(Protocol):
+    """One place measurements go to; may raise anything."""
+
+    name: str  # as in "… could not be written"
+
+    def write(self, row: Row) -> None: ...
+
+    def close(self, summary: Row) -> None: ...
+
+
+class Sinks:
+    """Every sink of a run. Owned by the main thread."""
+
+    def __init__(self, run_directory: RunDirectory, config: LearnerConfig, say: Callable[[str], None]) -> None:
+        """Refuses settings that ask for a package that is not installed."""
+        self._say = say
+        self._told: set[str] = set()
+        self._sinks: list[Sink] = [MetricsFile(run_directory)]
+        if config.report.tensorboard:
+            self._sinks.append(TensorBoard(run_directory.path / "tensorboard"))
+        if config.report.wandb:
+            run = WeightsAndBiases()
+            with self._going_on(run.name):
+                say(f"learner: W&B run in {run.begin(run_directory.path, config)}")
+                self._sinks.append(run)
+
+    def write(self, row: Row) -> None:
+        row = {"time": time.time(), **row}
+        for sink in self._sinks:
+            with self._going_on(sink.name):
+                sink.write(row)
+
+    def close(self, summary: Row) -> None:
+        for sink in self._sinks:
+            with self._going_on(sink.name):
+                sink.close(summary)
+
+    @contextmanager
+    def _going_on(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if name not in self._told:
+                self._told.add(name)
+                reason = (str(error) or repr(error)).splitlines()[0]
+                self._say(f"learner: {name} could not be written ({reason}); training goes on")
+
+
+class MetricsFile:
+    """metrics.jsonl of the run directory."""
+
+    name = "metrics"
+
+    def __init__(self, run_directory: RunDirectory) -> None:
+        self._run_directory = run_directory
+
+    def write(self, row: Row) -> None:
+        self._run_directory.append_metrics(row)
+
+    def close(self, summary: Row) -> None:
+        """Nothing is open between rows, and summary.json is the service's."""
+
+
+class TensorBoard:
+    """Event files as TensorBoard reads them, written without TensorFlow or torch, flushed row by row."""
+
+    name = "TensorBoard events"
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise ConfigError(
+                f"report.tensorboard=true needs TensorBoard: pip install 'seedrl[tensorboard]' ({error})"
+            ) from error
+        self._event, self._session_log, self._summary, self._records = Event, SessionLog, Summary, RecordWriter
+        self._directory = directory
+        self._file: BinaryIO | None = None
+
+    def write(self, row: Row) -> None:
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in tagged(row).items()]
+        try:
+            if self._file is None:
+                self._file = self._open(row)
+            self._append(self._file, row, summary=self._summary(value=values))
+        except OSError:
+            self._abandon()  # the last record may be torn, which would hide all after it
+            raise
+
+    def close(self, summary: Row) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self, row: Row) -> BinaryIO:
+        """A new file, read after those before it. What they hold from its first step on, a crash has undone."""
+        self._directory.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        file = (self._directory / name).open("xb")
+        self._append(file, {**row, "env_steps": 0}, file_version="brain.Event:2")
+        self._append(file, row, session_log=self._session_log(status=self._session_log.START))
+        return file
+
+    def _append(self, file: BinaryIO, row: Row, **content: Any) -> None:
+        event = self._event(wall_time=row["time"], step=row["env_steps"], **content)
+        self._records(file).write(event.SerializeToString())
+        file.flush()
+
+    def _abandon(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+class WeightsAndBiases:
+    """A run of W&B, the same one after a resume. Uploads from a process of its own."""
+
+    name = "the W&B run"
+
+    def __init__(self) -> None:
+        for variable, value in WANDB_DEFAULTS.items():
+            os.environ.setdefault(variable, value)  # before the import, which reads them
+        try:
+            from wandb import init
+        except ImportError as error:
+            raise ConfigError(f"report.wandb needs W&B: pip install 'seedrl[wandb]' ({error})") from error
+        self._init: Any = init
+
+    def begin(self, directory: Path, config: LearnerConfig) -> str:
+        """Starts or resumes the run; returns where to look at it."""
+        self._run: Any = self._init(
+            project=config.report.wandb,
+            name=f"{config.env.id} {directory.name}",
+            id=_wandb_id(directory / WANDB_ID),
+            resume="allow",
+            dir=str(directory),
+            config=plain(config),
+        )
+        return self._run.url or str(directory / "wandb")  # the latter if offline; `wandb sync` uploads it
+
+    def write(self, row: Row) -> None:
+        self._run.log(tagged(row), step=row["env_steps"])
+
+    def close(self, summary: Row) -> None:
+        self._run.summary.update(summary)
+        self._run.finish(exit_code=1 if summary.get("status") == "failed" else 0)
+
+
+def tagged(row: Row) -> dict[str, float]:
+    """What can be plotted, under grouped names: finite numbers, without the axes."""
+    return {
+        TAGS.get(name, name if "/" in name else f"health/{name}"): value
+        for name, value in row.items()
+        if name not in AXES and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def _wandb_id(path: Path) -> str:
+    """The run's id at W&B, made on first use."""
+    if not path.exists():
+        write_atomically(path, f"{secrets.token_hex(4)}\n")
+    return path.read_text().strip()
