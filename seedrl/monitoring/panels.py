@@ -256,7 +256,7 @@ PANELS = (
         "serving.min_rows. Busy and inference: a smaller model, or a faster device.",
         Unit.seconds,
         (
-            (IN_ENVIRONMENTS, "environments"),
+            (IN_ENVIRONMENTS, "env"),
             (IN_NETWORK, "network"),
             (IN_QUEUE, "{cause}"),
             (IN_INFERENCE, "inference"),
