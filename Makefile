@@ -9,7 +9,7 @@ READY := .venv/.installed
 INSTALL := -m pip install -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-learning lint bench proto constraints wheel clean
+.PHONY: help train test test-learning lint bench proto reference constraints wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -34,6 +34,9 @@ bench: $(READY) ## measure everything, into bench/RESULTS.md; ARGS="stage=servic
 
 proto: $(READY) ## generate seedrl/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/seedrl/v1/*.proto
+
+reference: $(READY) ## write docs/metrics.md from the declarations
+	$(BIN)/python -m seedrl.monitoring.reference > docs/metrics.md
 
 constraints: ## pin anew, in constraints.txt, everything that `.[dev]` installs
 	@clean=$$(mktemp -d) && trap 'rm -rf "$$clean"' EXIT && \
