@@ -9,7 +9,7 @@ READY := .venv/.installed
 INSTALL := -m pip install -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-learning lint bench proto dashboards tools constraints wheel clean
+.PHONY: help train test test-learning lint bench proto dashboards reference tools constraints wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ dashboards: $(READY) ## make the Grafana dashboard and the Prometheus console fr
 
 tools: ## install Prometheus and Chromium, which some tests use, if this is Debian or Ubuntu and we are root
 	@bash .ci/tools
+
+reference: $(READY) ## write docs/metrics.md from the declarations
+	$(BIN)/python -m seedrl.monitoring.reference > docs/metrics.md
 
 constraints: ## pin anew, in constraints.txt, everything that `.[dev]` installs
 	@clean=$$(mktemp -d) && trap 'rm -rf "$$clean"' EXIT && \

@@ -25,7 +25,7 @@ RETURNS = (-1e4, -1e3, -300, -100, -30, -20, -10, -3, -1, 0, 1, 3, 10, 20, 30, 1
 # Where the time of the server thread and of the learner thread goes. Dashboards and the tree at the end of a run use
 # the same names.
 BATCH_STAGES = ("stage", "copy", "forward", "reply", "record")
-SERVING_STAGES = ("read", *BATCH_STAGES, "hold", "fill", "idle")
+SERVING_STAGES = ("read", *BATCH_STAGES, "send", "hold", "fill", "idle")
 LEARNER_STAGES = ("wait", "gather", "forward", "backward", "optimize", "publish", "checkpoint")
 
 REFUSALS = ("invalid_message", "mismatch", "not_granted", "too_late", "no_capacity", "internal")
@@ -140,8 +140,8 @@ class ServingMetrics:
     serving_seconds: dict[str, float] = counters(
         "stage",
         SERVING_STAGES,
-        "Time of the server thread: read (decoding requests); stage, copy, forward, reply, record (a batch); hold "
-        "(store full, actors are slowed), fill (waiting for serving.min_rows), idle (nobody waits)",
+        "Time of the server thread: read (decoding requests); stage, copy, forward, reply, record (a batch); send "
+        "(answers leave); hold (store full, actors are slowed), fill (waiting for serving.min_rows), idle",
     )
     queue_wait_seconds: Histogram = histogram(SECONDS, "Time a request waits before its batch runs")
     queue_seconds: dict[str, float] = counters(

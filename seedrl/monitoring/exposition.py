@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from seedrl.metrics import Group, Histogram, Kind, Metric, metrics_of
+from seedrl.metrics import Declaration, Group, Histogram, Kind, Metric, metrics_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -45,7 +45,7 @@ def family_of(metric: Metric) -> Family:
     if declaration.kind is Kind.info:
         return InfoMetricFamily(name.removesuffix("_info"), declaration.meaning, value=value)
     if declaration.kind is Kind.histogram:
-        return HistogramMetricFamily(name, declaration.meaning, buckets=_buckets(value), sum_value=value.sum)
+        return _histogram(name, declaration, value)
     kind = CounterMetricFamily if declaration.kind is Kind.counter else GaugeMetricFamily
     family = kind(name, declaration.meaning, labels=labels)
     for label, number in (value if labels else {"": value}).items():
@@ -53,7 +53,12 @@ def family_of(metric: Metric) -> Family:
     return family
 
 
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Cumulated, as Prometheus wants them."""
-    bounds = [f"{bound:g}" for bound in histogram.bounds] + ["+Inf"]
-    return list(zip(bounds, accumulate(histogram.counts), strict=True))
+def _histogram(name: str, declaration: Declaration, value: Histogram) -> Family:
+    """By hand: prometheus_client leaves out sum and count where a bound is negative, as of returns."""
+    family = HistogramMetricFamily(name, declaration.meaning)
+    counts = list(accumulate(value.counts))
+    for bound, count in zip([f"{bound:g}" for bound in value.bounds] + ["+Inf"], counts, strict=True):
+        family.add_sample(f"{name}_bucket", {"le": bound}, count)
+    family.add_sample(f"{name}_count", {}, counts[-1])
+    family.add_sample(f"{name}_sum", {}, value.sum)
+    return family

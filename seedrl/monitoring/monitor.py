@@ -31,7 +31,7 @@ from seedrl.store import Store
 
 ROW_SECONDS = 5.0  # between rows of metrics.jsonl
 EARLY_SECONDS = 60.0  # every look is written down until then, so that a short run leaves a curve, too
-VERDICT_LOOKS = 10  # that a verdict covers
+LOOKS = 10  # that a row covers
 SILENT_SECONDS = 5.0
 WEDGED_SECONDS = 30.0  # without a sign of life from the server thread
 
@@ -58,7 +58,7 @@ class Monitor:
         self._metrics_file = run_directory.metrics
         self._sinks = Sinks(run_directory, config, say)
         self._history = History()
-        self._looks: deque[Totals] = deque(maxlen=VERDICT_LOOKS)
+        self._looks: deque[Totals] = deque(maxlen=LOOKS)
         self._row: Row = {}
         self._verdict = Verdict()
         self._sampler: Sampler | None = None
@@ -84,25 +84,25 @@ class Monitor:
         """The parts are built, and serving and training begin."""
         self._store, self._policy, self._batches = store, policy, batches
         sampler = Sampler(self._config, self._serving, self._learning, self._sessions, seconds_before)
-        self._written = sampler.totals()
-        self._looks.append(self._written)
+        now = sampler.totals()
+        self._written = now["time"]
+        self._looks.append(now)
         self._history.load(self._metrics_file)
         self._sampler = sampler
 
     def look(self, is_last: bool = False) -> Row:
-        """What has happened since the last look; now and then it is written down."""
+        """What has happened during the last few looks; now and then it is written down."""
         assert self._sampler is not None
         now = self._sampler.totals()
-        self._row = self._sampler.row(self._looks[-1], now)
-        self._verdict = diagnose(self._sampler.row(self._looks[0], now), self._config)
+        row = self._sampler.row(self._looks[0], now)
+        self._verdict = diagnose(row, self._config)
+        self._row = row = {**row, "bottleneck": self._verdict.bottleneck}
         self._looks.append(now)
-        is_due = now["time"] - self._written["time"] >= (ROW_SECONDS if now["time"] > EARLY_SECONDS else 0.0)
-        if is_due or is_last:
-            row = {**self._sampler.row(self._written, now), "bottleneck": self._verdict.bottleneck}
-            self._written = now
+        if is_last or now["time"] - self._written >= (ROW_SECONDS if now["time"] > EARLY_SECONDS else 0.0):
+            self._written = now["time"]
             self._history.add(row)
             self._sinks.write(row)
-        return self._row
+        return row
 
     def close(self, summary: Row) -> None:
         if self._endpoint is not None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from seedrl.config import StatusConfig
-from seedrl.errors import ConfigError
+from seedrl.errors import ConfigError, LearnerLost
 from seedrl.monitoring.words import duration
 from seedrl.status import ActorStatus, Status
 from seedrl.wire.channel import ask_status
@@ -28,7 +28,13 @@ def run_status(config: StatusConfig) -> None:
 
 def learner_status(learner: str, run: str) -> Status:
     """What a learner says of itself, found by its address, by its run directory, or as the newest below runs/."""
-    return decode_status(ask_status(learner or _address_in(_newest_run() if not run else Path(run)), ANSWER_SECONDS))
+    if learner:
+        return decode_status(ask_status(learner, ANSWER_SECONDS))
+    directory = Path(run) if run else _newest_run()
+    try:
+        return decode_status(ask_status(_address_in(directory), ANSWER_SECONDS))
+    except LearnerLost as error:
+        raise LearnerLost(f"{directory} is not running{_last_words(directory)}") from error
 
 
 def show(status: Status, top: int, console: Console) -> None:
@@ -84,6 +90,14 @@ def _newest_run() -> Path:
     if not contexts:
         raise ConfigError("there is no run below runs/ here; give learner=HOST:PORT or run=DIR")
     return contexts[-1].parent
+
+
+def _last_words(run: Path) -> str:
+    try:
+        summary = json.loads((run / "summary.json").read_text())
+        return f"; it ended, {summary['status']}: {summary['reason']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ", and it did not end in order"
 
 
 def _address_in(run: Path) -> str:

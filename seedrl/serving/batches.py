@@ -7,7 +7,7 @@ receiving while a batch runs.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from seedrl.metrics import ServingMetrics
@@ -55,7 +55,7 @@ class Batches:
             elif requests := self._batcher.take():
                 self._count_waits(requests)
                 self._inference.run(requests)
-                await asyncio.sleep(0)  # answers leave, and what has come meanwhile is read
+                await self._account("send", asyncio.sleep(0))  # answers leave, what has come meanwhile is read
             else:
                 await self._wait_for_rows()
 
@@ -80,15 +80,19 @@ class Batches:
             self._paused.set_result(None)
 
     async def _pause(self, seconds: float, stage: str) -> None:
-        spent = self._metrics.serving_seconds
-        began, read_before = time.monotonic(), spent["read"]
         loop = asyncio.get_running_loop()
         self._paused = loop.create_future()
         timer = loop.call_later(seconds, self._go_on)
-        await self._paused
+        await self._account(stage, self._paused)
         timer.cancel()
         self._paused = None
-        spent[stage] += time.monotonic() - began - (spent["read"] - read_before)  # requests are read meanwhile
+
+    async def _account(self, stage: str, pause: Awaitable[None]) -> None:
+        """Adds the time of a pause to a stage, but for what was spent reading requests meanwhile."""
+        spent = self._metrics.serving_seconds
+        began, read_before = time.monotonic(), spent["read"]
+        await pause
+        spent[stage] += time.monotonic() - began - (spent["read"] - read_before)
 
     def _count_waits(self, requests: list[Request]) -> None:
         """How long requests have waited for this batch, and why."""
