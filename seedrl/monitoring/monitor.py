@@ -69,7 +69,9 @@ class Monitor:
                 **{name: version(name) for name in ("torch", "grpcio")},
             }
         )
-        self._exposition = Exposition(serving, learning, self._state, refresh=self._refresh)
+        self._exposition = Exposition(
+            serving, learning, self._state, refresh=self._refresh, is_counting=lambda: self._sampler is not None
+        )
         self._endpoint = Endpoint(config.metrics, self._pages(), on_error=say) if config.metrics else None
         self.is_draining = False
         self.device = ""
