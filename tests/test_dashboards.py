@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from seedrl.commands import COMMANDS, settings_of
-from seedrl.metrics import GROUPS, Kind, declared
+from seedrl.metrics import GROUPS, LEARNER_STAGES, SERVING_STAGES, Kind, declared
 from seedrl.monitoring import dashboards
 from seedrl.monitoring.dashboards import scoped
 from seedrl.monitoring.panels import PANELS, ROWS, TILES, Unit
@@ -208,6 +208,17 @@ def test_console_needs_nothing_but_prometheus() -> None:
     assert re.findall(r"""(?:src|href)=["'](?!\{\{ pathPrefix)[^"']*""", text) == []
     assert set(re.findall(r'template "(\w+)"', text)) <= set(re.findall(r'define "(\w+)"', text))
     assert "@" not in re.sub(r"@media", "", text)  # every placeholder is filled
+
+
+def test_console_has_a_place_and_a_colour_for_every_stage() -> None:
+    text = (FILES / dashboards.CONSOLE).read_text()
+    [order] = re.findall(r"const STAGES = (\[.*?\]);", text, re.DOTALL)
+    [same] = re.findall(r"const SAME = \{(.*?)\};", text)
+    stages = {*SERVING_STAGES, *LEARNER_STAGES, "env", "network", "inference", "busy", "fill", "hold"}
+    assert set(json.loads(order)) == stages
+    colours = dict(re.findall(r'(\w+): "(\w+)"', same))
+    for stage in stages:
+        assert text.count(f"--{colours.get(stage, stage)}: #") == 2, stage  # light and dark
 
 
 def described() -> list[tuple[str, str]]:

@@ -291,7 +291,7 @@ PANELS = (
     Panel(
         "Rows per batch",
         BATCHING,
-        "Rows that share a forward pass.",
+        "Rows that share a forward pass. Quantiles are interpolated between powers of two: trust the mean.",
         Unit.number,
         (
             (mean("batch_rows"), "mean"),

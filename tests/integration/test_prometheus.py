@@ -189,6 +189,7 @@ def test_console_in_a_browser_draws_a_curve_in_every_panel(watched: Watched) -> 
     assert list(curves.points) == [panel.title for panel in PANELS]
     assert {title: points for title, points in curves.points.items() if points < 2} == {}
     assert "CartPole-v1" in document
+    assert 'id="down" hidden' in document
 
 
 def test_no_alert_fires_while_all_is_well(watched: Watched) -> None:
@@ -224,7 +225,7 @@ def test_killed_learner_raises_an_alert_that_the_console_shows(watched: Watched)
     os.kill(learner, signal.SIGKILL)
     eventually(lambda: watched.fires("LearnerDown"))
     page = watched.page("/consoles/seedrl.html")
-    assert "does not answer" in page
+    assert '<p class="words" id="down">' in page
     assert "<b>LearnerDown</b> is firing" in page
 
 
