@@ -16,6 +16,7 @@ STAGES = (
     "inference",
     "learner",
     "service",
+    "metrics",
     "end_to_end",
     "weights_or_observations",
     "learning",

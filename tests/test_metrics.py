@@ -87,7 +87,7 @@ def test_histogram_counts_each_value_below_the_first_bound_that_holds_it(values:
     assert histogram.sum == pytest.approx(sum(values), abs=1e-9)
 
 
-@given(st.lists(st.integers(-20, 20), min_size=1, max_size=50))
+@given(st.lists(st.integers(-20, 20), min_size=1, max_size=80))
 def test_histogram_of_many_at_once_equals_one_by_one(values: list[int]) -> None:
     one_by_one, at_once = Histogram(BOUNDS), Histogram(BOUNDS)
     for value in values:

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -171,8 +172,11 @@ def _folder(config: LearnerConfig) -> Path:
 
 def disk(config: LearnerConfig) -> Iterator[Finding]:
     folder = _folder(config)
-    if not os.access(folder, os.W_OK):
-        yield Finding(False, f"disk: {folder} cannot be written to; give another run_dir")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        yield Finding(False, f"disk: {folder} cannot be written to ({error.strerror}); give another run_dir")
     free = shutil.disk_usage(folder).free
     yield Finding(free > LITTLE_DISK, f"disk: {mebibytes(free)} free in {folder}", is_fatal=False)
 

@@ -1,5 +1,6 @@
 """The rows of a whole run in bounded room, for plots. Knows nothing of what is in them."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,8 @@ class History:
         return self._rows
 
     def load(self, path: Path) -> None:
-        """What an earlier process of the run has written; lines that a crash has cut off are left out."""
+        """What earlier processes of the run have written; lines that a crash has cut off are left out."""
         if path.exists():
-            with path.open() as lines:
-                for line in lines:
-                    if line.endswith("\n"):
-                        self.add(json.loads(line))
+            for line in path.read_text(errors="replace").splitlines():
+                with contextlib.suppress(ValueError):
+                    self.add(json.loads(line))

@@ -1,0 +1,102 @@
+"""What counting costs of a step: calls of stopwatches and histograms in a real training, times what one call takes."""
+
+import tempfile
+import threading
+import timeit
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Ratio, Report
+from bench.rig import private_address
+from bench.whole_run import watch
+from envs_server.actor import Actor
+from seedrl.config import ActorConfig, BenchConfig, Display, LearnerConfig
+from seedrl.metrics import MANY, SECONDS, Histogram, LearnerState, LearningMetrics, ServingMetrics, Stopwatch
+from seedrl.monitoring.exposition import Exposition
+from seedrl.service import LearnerService
+
+STEPS = 100_000  # in which calls are counted
+SCRAPE_SECONDS = 5.0  # between scrapes, as conf/observability/prometheus.yml has it
+CALLS: dict[str, tuple[type, str]] = {
+    "Stopwatch()": (Stopwatch, "__init__"),
+    "lap": (Stopwatch, "lap"),
+    "observe": (Histogram, "observe"),
+    "observe_all": (Histogram, "observe_all"),  # few values at once are observed one by one
+}
+
+
+def run(config: BenchConfig) -> Report:
+    report = Report("metrics")
+    calls = calls_per_step()
+    costs = [costs_of_calls() for _ in range(config.repeats)]
+    for name in CALLS:
+        cost = 1e6 * float(np.median([each[name] for each in costs]))
+        report.add({"call": name, "per 1000 steps": 1000 * calls[name], "µs each": cost})
+    per_step = [1e6 * sum(calls[name] * cost[name] for name in CALLS) for cost in costs]
+    step = watch(["env=cartpole"], 5 * config.seconds).turn.cpu_us
+    report.add({"call": "all of them, µs per step", "per 1000 steps": 0.0, "µs each": float(np.median(per_step))})
+    report.note(f"a step of CartPole, the cheapest training here, takes {step:.1f} µs of CPU time, all processes")
+    report.add_ratio(Ratio("metrics_over_step", [each / step for each in per_step], bound=0.01))
+    exposition = Exposition(ServingMetrics(), LearningMetrics(), LearnerState())
+    series = sum(not line.startswith(b"#") for line in exposition.text().splitlines())
+    scrapes = timeit.repeat(exposition.text, number=20, repeat=config.repeats)
+    report.note(f"a scrape of {series} series takes {1e3 * min(scrapes) / 20:.2f} ms")
+    report.add_ratio(Ratio("scrape_over_time", [each / 20 / SCRAPE_SECONDS for each in scrapes], bound=0.01))
+    return report
+
+
+def calls_per_step() -> dict[str, float]:
+    """Of CartPole with the settings of its preset: learner and actor in this process."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory, private_address() as address, _counted() as calls:
+        config = LearnerConfig(run_dir=str(Path(directory, "run")), listen=address, display=Display.none, metrics="")
+        config.algorithm.batch_size = 32
+        config.actors.envs = 128
+        config.stop.env_steps = STEPS
+        service = LearnerService(config)
+        actor = Actor(ActorConfig(learner=address, name="bench"), say=lambda text: None)
+        thread = threading.Thread(target=actor.run, name="actor", daemon=True)
+        thread.start()
+        summary = service.run()
+        thread.join(10)
+    return {name: calls[name] / summary["env_steps"] for name in CALLS}
+
+
+def costs_of_calls() -> dict[str, float]:
+    """Seconds of one call."""
+    spent = {"stage": 0.0}
+    timer, histogram = Stopwatch(spent), Histogram(SECONDS)
+    values = np.linspace(0.0, 1.0, 32 * 20)  # a train batch
+    works: dict[str, Callable[[], Any]] = {
+        "Stopwatch()": lambda: Stopwatch(spent),
+        "lap": lambda: timer.lap("stage"),
+        "observe": lambda: histogram.observe(0.003),
+        "observe_all": lambda: histogram.observe_all(values),
+    }
+    return {name: min(timeit.repeat(work, number=2000, repeat=3)) / 2000 for name, work in works.items()}
+
+
+@contextmanager
+def _counted() -> Iterator[Counter[str]]:
+    """Counts every call of CALLS meanwhile, in all threads."""
+    calls: Counter[str] = Counter()
+    originals = {name: getattr(owner, method) for name, (owner, method) in CALLS.items()}
+
+    def counting(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            calls[name] += name != "observe_all" or arguments[1].size >= MANY
+            return originals[name](*arguments)
+
+        return call
+
+    for name, (owner, method) in CALLS.items():
+        setattr(owner, method, counting(name))
+    try:
+        yield calls
+    finally:
+        for name, (owner, method) in CALLS.items():
+            setattr(owner, method, originals[name])

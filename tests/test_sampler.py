@@ -1,0 +1,166 @@
+"""Rates, shares and means from counters read at two times, and the verdict on them."""
+
+from typing import Any
+
+import pytest
+
+from seedrl.config import LearnerConfig
+from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.monitoring.diagnosis import diagnose
+from seedrl.monitoring.history import History
+from seedrl.monitoring.sampler import CYCLE, Row, Sampler
+from seedrl.serving.sessions import SessionTable
+from seedrl.wire.codec import Measured
+from tests.fakes import FakeClock
+
+
+class Scene:
+    """A learner's counters, a clock, and one actor with two groups."""
+
+    def __init__(self, seconds_before: float = 0.0) -> None:
+        self.config = LearnerConfig()
+        self.clock = FakeClock()
+        self.serving, self.learning = ServingMetrics(), LearningMetrics()
+        self.sessions = SessionTable(self.config, job_seed=lambda session: session)
+        self.session, _ = self.sessions.join("actor")
+        self.sampler = Sampler(
+            self.config, self.serving, self.learning, self.sessions, seconds_before, clock=self.clock
+        )
+        self.before = self.sampler.totals()
+
+    def serve(self, requests: int, latency: float, **waits: float) -> None:
+        """Requests answered after so many seconds each, of which they waited for these causes."""
+        for _ in range(requests):
+            self.serving.act_latency_seconds.observe(latency)
+            for cause, seconds in waits.items():
+                self.serving.queue_seconds[cause] += seconds
+
+    def row(self) -> Row:
+        return self.sampler.row(self.before, self.sampler.totals())
+
+
+def test_row_rates_are_of_the_time_in_between() -> None:
+    scene = Scene(seconds_before=50.0)
+    scene.clock.advance(2.0)
+    scene.serving.env_steps, scene.serving.rows, scene.serving.batches = 100, 120, 4
+    scene.learning.updates = 6
+    row = scene.row()
+    assert (row["seconds"], row["env_steps"], row["steps_per_second"]) == (52.0, 100, 50.0)
+    assert (row["updates_per_second"], row["inference_batch"]) == (3.0, 30.0)
+
+
+def test_row_before_anything_happened_has_zeros_and_no_return() -> None:
+    scene = Scene()
+    row = scene.row()
+    assert row["return_mean_100"] is None
+    assert row["steps_per_second"] == row["policy_lag"] == row["learner_wait_fraction"] == 0.0
+
+
+def test_row_stages_are_shares_of_their_thread() -> None:
+    scene = Scene()
+    scene.clock.advance(10.0)
+    scene.learning.learner_seconds.update(wait=1.0, forward=2.0, backward=5.0)
+    scene.serving.serving_seconds.update(forward=3.0, idle=1.0)
+    row = scene.row()
+    assert row["learner_wait_fraction"] == row["learner/wait"] == 0.125
+    assert (row["serving/forward"], row["serving/idle"], row["serving/read"]) == (0.75, 0.25, 0.0)
+    assert sum(value for name, value in row.items() if name.startswith("learner/")) == pytest.approx(1.0)
+
+
+def test_row_cycle_follows_littles_law() -> None:
+    """Two groups and 100 requests in 10 s: a cycle takes 200 ms, of which the rest after the round trip is env."""
+    scene = Scene()
+    scene.serve(100, latency=0.05, hold=0.01, fill=0.02, busy=0.005)
+    scene.session.measure(Measured(requests=100, round_trip_seconds=100 * 0.08))
+    scene.clock.advance(10.0)
+    expected = {"env": 0.120, "network": 0.030, "hold": 0.010, "fill": 0.020, "inference": 0.020}
+    assert {part: 0.2 * scene.row()[f"cycle/{part}"] for part in CYCLE} == pytest.approx(expected, abs=1e-5)
+
+
+def test_row_cycle_counts_what_is_unread_while_batches_run_as_inference() -> None:
+    scene = Scene()
+    scene.serve(100, latency=0.05)
+    scene.serving.serving_seconds["forward"] = 7.5  # of 10 s
+    scene.session.measure(Measured(requests=100, round_trip_seconds=100 * 0.09))
+    scene.clock.advance(10.0)
+    row = scene.row()
+    assert 0.2 * row["cycle/network"] == pytest.approx(0.01, abs=1e-5)
+    assert 0.2 * row["cycle/inference"] == pytest.approx(0.08, abs=1e-5)
+
+
+@pytest.mark.parametrize(("held", "part"), [(0.0, "env"), (9.0, "hold")])
+def test_row_cycle_without_any_answer_is_all_env_or_all_hold(held: float, part: str) -> None:
+    scene = Scene()
+    scene.serving.serving_seconds["hold"] = held
+    scene.clock.advance(10.0)
+    assert scene.row()[f"cycle/{part}"] == 1.0
+
+
+# Verdicts on rows; tests/integration/test_bottlenecks.py has the real thing.
+
+
+def made_row(**changes: Any) -> Row:
+    scene = Scene()
+    scene.clock.advance(1.0)
+    shares = {f"cycle/{part}": 0.0 for part in CYCLE}
+    return {**scene.row(), **shares, "actors": 1, "updates": 10, "learner_wait_fraction": 0.5, **changes}
+
+
+@pytest.mark.parametrize(
+    ("part", "bottleneck", "setting"),
+    [
+        ("env", "env", "actors.count"),
+        ("network", "network", "actors.groups"),
+        ("hold", "store", "store.capacity"),
+        ("fill", "batching", "serving.min_rows"),
+        ("inference", "inference", "device"),
+    ],
+)
+def test_diagnose_learner_that_waits_blames_the_largest_part(part: str, bottleneck: str, setting: str) -> None:
+    verdict = diagnose(made_row(**{f"cycle/{part}": 0.6, "cycle/env": 0.6 if part == "env" else 0.4}), LearnerConfig())
+    assert verdict.bottleneck == bottleneck
+    assert setting in verdict.change
+    assert "50%" in verdict.evidence
+    assert "60%" in verdict.evidence
+
+
+def test_diagnose_learner_that_hardly_waits_is_the_limit_whatever_the_cycle() -> None:
+    row = made_row(learner_wait_fraction=0.05, **{"cycle/env": 0.9, "learner/backward": 0.7})
+    verdict = diagnose(row, LearnerConfig())
+    assert verdict.bottleneck == "learner"
+    assert "backward (70%)" in verdict.evidence
+
+
+@pytest.mark.parametrize("nothing", [{"actors": 0}, {"updates": 0}])
+def test_diagnose_without_actors_or_updates_does_not_judge(nothing: dict[str, int]) -> None:
+    assert diagnose(made_row(**nothing), LearnerConfig()).bottleneck == "none"
+
+
+def test_diagnose_on_many_cores_with_few_threads_names_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 32)
+    verdict = diagnose(made_row(learner_wait_fraction=0.0), LearnerConfig(threads=2))
+    assert "threads (now 2 of 32 cores)" in verdict.change
+
+
+# History
+
+
+def test_history_beyond_its_limit_keeps_the_whole_run_thinned_out() -> None:
+    history = History(limit=10)
+    for second in range(1000):
+        history.add({"seconds": second})
+    kept = [row["seconds"] for row in history.rows()]
+    assert len(kept) <= 10
+    assert kept == sorted(kept)
+    assert kept[-1] == 999
+    assert kept[0] < 300
+
+
+def test_history_of_a_resumed_run_goes_on_without_the_line_a_crash_cut_off(tmp_path: Any) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"seconds": 1}\n{"seconds": 2}\n{"seco{"seconds": 2.5}\n{"se')
+    history = History()
+    history.load(path)
+    history.load(tmp_path / "missing.jsonl")
+    history.add({"seconds": 3})
+    assert [row["seconds"] for row in history.rows()] == [1, 2, 3]
