@@ -9,7 +9,6 @@ import math
 import os
 import re
 import signal
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -99,6 +98,11 @@ class Watched:
             eventually(fewer)
         except AssertionError:
             raise AssertionError("no data for\n" + "\n".join(missing)) from None
+
+    def last(self, metric: str) -> float:
+        """What was seen of it last, within a minute."""
+        [result] = self.ask(f"last_over_time({metric}[1m])")
+        return float(result["value"][1])
 
     def fires(self, alert: str) -> bool:
         return bool(self.ask(f'ALERTS{{alertname="{alert}",alertstate="firing"}}'))
@@ -232,11 +236,10 @@ def test_killed_learner_raises_an_alert_that_the_console_shows(watched: Watched)
 def test_restarted_run_shows_no_burst_of_steps(watched: Watched) -> None:
     """It counts on from its checkpoint: far from zero, and Prometheus must not take that for steps of a moment."""
     assert watched.run.wait() != 0
-    seen = float(watched.ask("last_over_time(seedrl_env_steps_total[1m])")[0]["value"][1])
-    killed = time.time()
+    seen, started = map(watched.last, ("seedrl_env_steps_total", "process_start_time_seconds"))
     watched.run = watched.start_run()
-    newer = f"min_over_time((seedrl_env_steps_total and on (instance) process_start_time_seconds > {killed})[1m:1s])"
-    [first] = eventually(lambda: watched.ask(newer))
+    newer = f"seedrl_env_steps_total and on (instance) process_start_time_seconds > {started + 1}"
+    [first] = eventually(lambda: watched.ask(f"min_over_time(({newer})[1m:1s])"))
     assert float(first["value"][1]) > seen / 2
     eventually(lambda: watched.has_data("rate(seedrl_env_steps_total[1m])"))
     steps = dashboards.scoped("rate(seedrl_env_steps_total[$window])", "$scope")
