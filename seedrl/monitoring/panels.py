@@ -7,6 +7,8 @@ is taken over; metrics are named bare, the learner meant is added later. In a le
 from dataclasses import dataclass
 from enum import Enum
 
+from seedrl.metrics import BATCH_STAGES
+
 
 class Unit(Enum):
     """How a number is written."""
@@ -94,9 +96,14 @@ REQUESTS = rate("act_latency_seconds_count")
 LATENCY = mean("act_latency_seconds")
 ROUND_TRIP = f"{rate('actors_round_trip_seconds_total')} / {rate('actors_requests_total')}"
 IN_ENVIRONMENTS = f"clamp_min(seedrl_groups / {REQUESTS} - {ROUND_TRIP}, 0)"
-IN_NETWORK = f"clamp_min({ROUND_TRIP} - {LATENCY}, 0)"
+TRAVEL = f"clamp_min({ROUND_TRIP} - {LATENCY}, 0)"
+# A request that comes while a batch runs is read only afterwards: it has arrived and waits for inference.
+BATCHES = "|".join(BATCH_STAGES)
+IN_BATCHES = f'sum by (job, instance) (rate(seedrl_serving_seconds_total{{stage=~"{BATCHES}"}}[$window]))'
+IN_NETWORK = f"{TRAVEL} * clamp_min(1 - {IN_BATCHES}, 0)"
+UNREAD = f"{TRAVEL} * clamp_max({IN_BATCHES}, 1)"
 IN_QUEUE = f"{rate('queue_seconds_total')} / on (job, instance) group_left {REQUESTS}"
-IN_INFERENCE = f"clamp_min({LATENCY} - {total('queue_seconds')} / {REQUESTS}, 0)"
+IN_INFERENCE = f"clamp_min({LATENCY} - {total('queue_seconds')} / {REQUESTS}, 0) + {UNREAD}"
 
 
 WAIT_SHARE = rate('learner_seconds_total{stage="wait"}') + f" / ignoring (stage) {total('learner_seconds')}"
@@ -119,7 +126,7 @@ PARTS = " or ".join(
         called("network", IN_NETWORK),
         called("store", waiting("hold")),
         called("batching", waiting("fill")),
-        called("inference", f"clamp_min({LATENCY} - {waiting('hold')} - {waiting('fill')}, 0)"),
+        called("inference", f"clamp_min({LATENCY} - {waiting('hold')} - {waiting('fill')}, 0) + {UNREAD}"),
     )
 )
 BOTTLENECK = (
