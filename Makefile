@@ -18,7 +18,7 @@ train: $(READY) ## train CartPole with live progress; ARGS="env=pong" for someth
 	@$(BIN)/seedrl run $(ARGS)
 
 test: lint tools ## lint, then run every test but the slow ones
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-learning: $(READY) ## run the slow tests: does it still learn?
 	$(BIN)/pytest -m slow --timeout=1800 $(ARGS)
