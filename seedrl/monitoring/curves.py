@@ -15,6 +15,7 @@ from seedrl.rundir import RunDirectory, plain
 # Where, how often and how visibly a run happened, not what it was: sections or single settings.
 NOT_COMPARED = (
     *("seed", "run_dir", "init_from", "listen", "display", "report", "metrics", "checkpoint", "device", "threads"),
+    "max_restarts",
     *("actors.threads", "actors.max_restarts", "serving.max_message_mb", "serving.shared_memory"),
 )
 LARGEST = 1e100  # nothing measured is larger, and plots cannot show what is
