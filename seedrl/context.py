@@ -78,6 +78,7 @@ class Context:
     metrics: str = ""
     checkpoint: str = ""  # the newest
     counters: dict[str, int] = field(default_factory=dict)  # env_steps, updates, episodes
+    resumed_at: int = 0  # the update that the newest learner began with
     members: dict[str, Member] = field(default_factory=dict)  # by name
 
     def update(self, name: str, **changes: Any) -> Member:
@@ -86,6 +87,11 @@ class Context:
         member = replace(self.members.get(name) or Member(role, name), **changes)
         self.members[name] = member
         return member
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the newest learner has trained at all."""
+        return self.counters.get("updates", 0) > self.resumed_at
 
     def affected(self, name: str) -> list[Member]:
         """Whom the death of a member concerns: itself, and everybody who streams to it, from the live graph."""

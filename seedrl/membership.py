@@ -36,7 +36,7 @@ class Membership:
         self._state = State.INIT
         self._reason = ""
         self._written = float("-inf")
-        self._is_counting = False  # not before a resumed run has its totals
+        self._resumed_at: int | None = None  # not known before a resumed run has its totals
         members = file.read_or_new().members
         self._incarnation = members[LEARNER].incarnation + 1 if LEARNER in members else 1
         self._lives = {name: (0, member.incarnation) for name, member in members.items()}  # newest session, sessions
@@ -45,14 +45,25 @@ class Membership:
         """A learner can be found there from now on; nobody streams to it yet."""
         with contextlib.suppress(OSError), self._file.change() as context:
             context.address, context.metrics = address, metrics
+            context.resumed_at = context.counters.get("updates", 0)
             self._write(context)
 
     def enter(self, state: State, reason: str = "") -> None:
         """The run is in this state from now on."""
         if state is not self._state:
             self._state, self._reason = state, reason
-            self._is_counting = self._is_counting or state is State.READY
             self.tick(is_due=True)
+
+    def count(self) -> None:
+        """The run has its totals, and counts on from there."""
+        self._resumed_at = self._learning.updates
+
+    def serve(self, is_training: bool) -> None:
+        """Actors are served, and trained on if there was an update."""
+        if self._state is State.INIT:
+            self.enter(State.READY)
+        if is_training:
+            self.enter(State.RUNNING)
 
     def tick(self, is_due: bool = False) -> None:
         """Writes it down, if that is due."""
@@ -63,7 +74,8 @@ class Membership:
     def _write(self, context: Context) -> None:
         self._written = time.monotonic()
         context.state, context.reason = self._state, self._reason
-        if self._is_counting:
+        if self._resumed_at is not None:
+            context.resumed_at = self._resumed_at
             context.counters = self._counters()
             context.checkpoint = self._newest_checkpoint()
         context.update(LEARNER, pid=os.getpid(), incarnation=self._incarnation, seen=time.time())

@@ -29,7 +29,7 @@ from seedrl.errors import RunDirectoryError
 PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep")
 
 
-OURS = ("logs", "checkpoints")  # what may be there before config.yaml is
+OURS = ("logs", "checkpoints", "context.json")  # what may be there before config.yaml is
 
 
 class RunDirectory:

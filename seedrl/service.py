@@ -143,6 +143,7 @@ class LearnerService:
         while not self.sessions.spec.done():
             if self.stop.wait(POLL_SECONDS):
                 return False
+            self.membership.tick()
             if not told and time.monotonic() - waiting_since > 5:
                 self.display.say(f"learner: waiting for actors; start one with: seedrl actor learner={address}")
                 told = True
@@ -194,6 +195,7 @@ class LearnerService:
             load_weights(self.learner.model, initial_weights(self.config.init_from, warn=self.display.say))
             self.display.say(f"learner: initial weights from {self.config.init_from}")
         self.saver.begin()
+        self.membership.count()
         self.first_version = self.learning.updates
         self.learner.publish()
 
@@ -208,8 +210,7 @@ class LearnerService:
             self.display.show(self.monitor.look())
             self.server.set_live(self.monitor.is_alive)
             if self.monitor.is_ready:
-                is_training = self.learning.updates > self.first_version
-                self.membership.enter(State.RUNNING if is_training else State.READY)
+                self.membership.serve(is_training=self.learning.updates > self.first_version)
             self.membership.tick()
 
     def _shut_down(self) -> dict[str, Any]:

@@ -37,15 +37,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("seedrl.device", "seedrl.policy", "seedrl.store"),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
     (
-        *(
-            "seedrl.monitoring",
-            "seedrl.rundir",
-            "seedrl.context",
-            "seedrl.membership",
-            "seedrl.stopping",
-            "seedrl.summary",
-        ),
-        *("seedrl.progress", "seedrl.budget", "seedrl.snapshot", "seedrl.saving", "seedrl.service", "seedrl.launch"),
+        *("seedrl.monitoring", "seedrl.rundir", "seedrl.context", "seedrl.membership", "seedrl.stopping"),
+        *("seedrl.summary", "seedrl.progress", "seedrl.budget", "seedrl.snapshot", "seedrl.saving"),
+        *("seedrl.service", "seedrl.children", "seedrl.launch"),
     ),
     ("seedrl.commands",),
     ("seedrl.__main__", "envs_server.__main__"),

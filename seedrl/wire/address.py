@@ -28,9 +28,8 @@ def _check_socket_file(path: str) -> None:
 
 def _check_port(listen: str) -> None:
     host, _, port = listen.rpartition(":")
-    for family, _, _, _, address in socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)[
-        :1
-    ]:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+    found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)
+    family, _, _, _, address = found[0]
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
