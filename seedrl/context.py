@@ -3,7 +3,7 @@
 One file with two writers, each of its own part, one at a time under a lock that is held for one change:
 
     the learner      state, addresses, counters, last checkpoint; of each member what streams tell: when it was
-                     last seen, whether it streams, its slots, its lives (every two seconds and with every state)
+                     last seen, whether it streams, its slots, its lives (every two seconds, and with every change)
     the supervisor   of each member what processes tell: pid, restarts, last exit code and words (when one starts
                      or ends); and the state while there is no learner to tell it
 

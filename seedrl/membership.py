@@ -15,7 +15,7 @@ GONE_KEPT = 20  # members that have left and that nobody supervises; so the file
 
 
 class Membership:
-    """Written down every two seconds and with every new state. Owned by the main thread.
+    """Written down every two seconds, with every new state and whenever actors come or go. Owned by the main thread.
 
     A disk that is full or gone stops no training: what could not be written is written next time.
     """
@@ -36,6 +36,7 @@ class Membership:
         self._state = State.INIT
         self._reason = ""
         self._written = float("-inf")
+        self._streaming_then: set[int] = set()  # sessions
         self._resumed_at: int | None = None  # not known before a resumed run has its totals
         members = file.read_or_new().members
         self._incarnation = members[LEARNER].incarnation + 1 if LEARNER in members else 1
@@ -66,8 +67,9 @@ class Membership:
             self.enter(State.RUNNING)
 
     def tick(self, is_due: bool = False) -> None:
-        """Writes it down, if that is due."""
-        if is_due or time.monotonic() - self._written >= WRITE_SECONDS:
+        """Writes it down, if that is due or somebody has come or gone."""
+        is_other = self._streaming_then != set(self._sessions.open)
+        if is_due or is_other or time.monotonic() - self._written >= WRITE_SECONDS:
             with contextlib.suppress(OSError), self._file.change() as context:
                 self._write(context)
 
@@ -79,6 +81,7 @@ class Membership:
             context.counters = self._counters()
             context.checkpoint = self._newest_checkpoint()
         context.update(LEARNER, pid=os.getpid(), incarnation=self._incarnation, seen=time.time())
+        self._streaming_then = set(self._sessions.open)
         streaming = {_name_of(session): session for session in list(self._sessions.open.values())}
         for name, session in streaming.items():
             context.members[name] = self._streaming(context.members.get(name) or Member("actor", name), session)

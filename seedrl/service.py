@@ -102,16 +102,15 @@ class LearnerService:
     def run(self) -> dict[str, Any]:
         """Serves and trains until it is done or asked to stop; returns the summary."""
         try:
-            address = self.server.start()
-            self.monitor.start()
-            self.membership.begin(address, self.monitor.address)
-            self._introduce(address)
-            if self._wait_for_spaces(address):
+            if self.checkpoint is not None:  # first, so that actors who find the port find somebody who serves them
                 self._build(self.sessions.spec.result())
-                self._check_whether_done()  # before a resumed run goes on
-                if not self.stop.is_set():
-                    self._start_threads()
-                    self._watch()
+            address = self._open()
+            if self.checkpoint is None and self._wait_for_spaces(address):
+                self._build(self.sessions.spec.result())
+            self._check_whether_done()  # before a resumed run goes on
+            if not self.stop.is_set():
+                self._start_threads()
+                self._watch()
         except BaseException as error:
             self.stop.ask("failed", str(error), error)
         summary = self._shut_down()
@@ -131,10 +130,15 @@ class LearnerService:
         self.monitor.is_draining = True
         self.server.set_ready(False)
 
-    def _introduce(self, address: str) -> None:
+    def _open(self) -> str:
+        """Actors and people can find the learner from now on; returns where."""
+        address = self.server.start()
+        self.monitor.start()
+        self.membership.begin(address, self.monitor.address)
         self.display.say(f"learner: serving {self.config.env.id} at {address}; run directory {self.run_directory.path}")
         if self.monitor.address:
             self.display.say(f"learner: live page at http://{self.monitor.address}/, metrics at /metrics")
+        return address
 
     def _wait_for_spaces(self, address: str) -> bool:
         """Waits for the first actor, which tells the spaces; false if asked to stop before."""

@@ -23,7 +23,7 @@ from tests.integration.waiting import DEADLINE, eventually, is_listening
 ACTORS = 2
 SETTINGS = (
     *(f"actors.count={ACTORS}", "actors.envs=16", "algorithm.batch_size=8", "algorithm.unroll_length=10"),
-    *("stop.return_mean_100=null", "stop.env_steps=1_000_000_000", "checkpoint.seconds=0.1", "max_restarts=20"),
+    *("stop.return_mean_100=null", "stop.env_steps=1_000_000_000", "checkpoint.seconds=0.1"),
 )
 
 
@@ -72,16 +72,17 @@ def streaming(channel: grpc.Channel) -> set[str]:
 
 def kill_and_wait_for_its_successor(run: Run) -> float:
     """Seconds from the opening of the new learner's port until every actor streams to it."""
+    eventually(lambda: len(run.context.affected(LEARNER)) == 1 + ACTORS)
     address, pid = run.context.address, run.learner
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: pid not in run.process.children("learner"))
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
     left = saved_steps(run.directory)
     eventually(lambda: is_listening(address) or not run.process.is_running)
     opened = time.monotonic()
     with asked(address) as channel:
         eventually(lambda: len(streaming(channel)) == ACTORS or not run.process.is_running)
     took = time.monotonic() - opened
-    eventually(lambda: run.is_training() and run.learner != pid)
+    eventually(lambda: run.is_training() and run.context.members[LEARNER].pid != pid)
     assert run.context.address == address
     assert f"resumed at {left:,} steps" in run.process.out  # of the newest checkpoint that the dead one left
     run.trains_on()
@@ -101,8 +102,9 @@ def health_seconds(address: str, times: int) -> list[float]:
     return took
 
 
-def start(commands: Commands) -> Run:
-    run = Run(commands.start("run", "run_dir=run", *SETTINGS), commands.directory / "run")
+def start(commands: Commands, restarts: int) -> Run:
+    process = commands.start("run", "run_dir=run", f"max_restarts={restarts}", *SETTINGS)
+    run = Run(process, commands.directory / "run")
     eventually(lambda: run.is_training() and saved_steps(run.directory))
     return run
 
@@ -117,47 +119,43 @@ def ends_in_order(run: Run) -> float:
     return time.monotonic() - began
 
 
-def test_run_whose_learner_is_killed_resumes_its_actors_return_and_sigterm_still_ends_it_in_order(
+def test_run_whose_learner_is_killed_resumes_and_its_actors_return_until_it_gives_up_with_a_reason(
     commands: Commands,
 ) -> None:
-    """A5 (streaming within 5 s), C6 (exit 0 within 25 s), C7 (health p99 ≤ 100 ms under load), C9 (budget printed)."""
-    run = start(commands)
+    """A5 (streaming within 5 s of the port), C7 (health p99 ≤ 100 ms under load), C9 (budget printed)."""
+    run = start(commands, restarts=2)
     took = [kill_and_wait_for_its_successor(run) for _ in range(2)]
     p99 = float(np.percentile(health_seconds(run.context.address, times=300), 99))
-    ended = ends_in_order(run)
-    print(f"A5: all stream {max(took):.1f} s after the port opened; C7: p99 {1e3 * p99:.0f} ms; C6: {ended:.1f} s")
+    print(f"A5: all stream {max(took):.1f} s after the port opened; C7: p99 {1e3 * p99:.0f} ms")
     assert max(took) < 5.0
     assert p99 < 0.1
-    assert ended < 25.0
     assert " MiB (store " in run.process.out
 
-    context = run.context
-    assert context.state is State.DONE
-    assert context.members[LEARNER].restarts == 2
-    assert context.members[LEARNER].incarnation == 3
-    assert [context.members[f"actor-{number}"].restarts for number in range(ACTORS)] == [0] * ACTORS
-    assert [context.members[f"actor-{number}"].exit_code for number in range(ACTORS)] == [0] * ACTORS
-    lines = run.process.err.splitlines()
-    assert len(lines) == 2
-    assert all("learner ended with code -9 (ended by SIGKILL); " in line for line in lines)
-    assert all("actor-0 (16 slots)" in line and line.endswith("wait for it; restarting it") for line in lines)
-
-
-def test_run_whose_learner_cannot_come_back_gives_up_with_a_reason_and_its_code(commands: Commands) -> None:
-    run = Run(commands.start("run", "run_dir=run", *SETTINGS, "max_restarts=0"), commands.directory / "run")
-    eventually(run.is_training)
     os.kill(run.learner, signal.SIGKILL)
     assert run.process.wait() == 128 + signal.SIGKILL
-    reason = "the learner crashed 1 times within 10 minutes, max_restarts allows no more; last: ended by SIGKILL"
-    assert run.process.err == f"seedrl run: {reason}\n"
     assert run.process.left_behind() == []
-    assert (run.context.state, run.context.reason) == (State.FAILED, reason)
+    *restarts, last = run.process.err.splitlines()
+    assert len(restarts) == 2
+    assert all("learner ended with code -9 (ended by SIGKILL); " in line for line in restarts)
+    assert all("actor-0 (16 slots)" in line and "actor-1 (16 slots)" in line for line in restarts)
+    assert all(line.endswith(" wait for it; restarting it") for line in restarts)
+    reason = "the learner crashed 3 times within 10 minutes, max_restarts allows no more; last: ended by SIGKILL"
+    assert last == f"seedrl run: {reason}"
+
+    context = run.context
+    assert (context.state, context.reason) == (State.FAILED, reason)
+    assert context.members[LEARNER].restarts == 2
+    assert context.members[LEARNER].incarnation == 3
+    for number in range(ACTORS):
+        actor = context.members[f"actor-{number}"]
+        assert (actor.restarts, actor.exit_code) == (0, 0)
+        assert actor.incarnation >= 3
+
     code, out, err = commands.run("status", "run=run")
     assert code == 4
-    assert "FAILED, 0:0" in out
-    assert reason in out
-    assert "learner, life 1, " in out
-    assert "exit code -9: ended by SIGKILL" in out
+    assert "run  FAILED, " in out
+    assert "learner, life 3, " in out
+    assert "restarted 2×, exit code -9: ended by SIGKILL; without it wait actor-0, actor-1" in out
     assert "run is not running, and it did not end in order" in err
 
 
@@ -166,7 +164,7 @@ def test_run_whose_learner_cannot_come_back_gives_up_with_a_reason_and_its_code(
 def test_run_whose_learner_is_killed_ten_times_loses_nothing_that_was_saved(commands: Commands) -> None:
     """A5, and the counters: each life begins where the newest checkpoint is, and never before the one before."""
     chance = random.Random(5)
-    run = start(commands)
+    run = start(commands, restarts=20)
     took, saved = [], []
     for _ in range(10):
         for _ in range(chance.randint(0, 5)):

@@ -338,7 +338,7 @@ def test_actors_of_a_learner_that_was_away_stream_again_within_five_seconds_and_
         for wire in wires:
             wire.cut()
             wire.accepted.clear()
-        eventually(lambda: all(len(wire.accepted) >= 5 for wire in wires))  # until the back-off is at its longest
+        eventually(lambda: all(len(wire.accepted) >= 4 for wire in wires))  # until the back-off is at its longest
         pools = [len(actor.pools) for actor in actors]
         start_learner(listen=address)
         eventually(lambda: is_listening(address))
