@@ -36,7 +36,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
     ("seedrl.device", "seedrl.policy", "seedrl.store"),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
-    ("seedrl.monitoring", "seedrl.rundir", "seedrl.progress", "seedrl.snapshot", "seedrl.service", "seedrl.launch"),
+    (
+        "seedrl.monitoring",
+        "seedrl.rundir",
+        "seedrl.progress",
+        "seedrl.snapshot",
+        "seedrl.service",
+        "seedrl.launch",
+        "seedrl.certs",
+    ),
     ("seedrl.commands",),
     ("seedrl.__main__", "envs_server.__main__"),
 )
@@ -57,7 +65,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.snapshot",
         "seedrl.service",
     },
-    "grpc": {"seedrl.v1", "seedrl.wire.channel", "seedrl.wire.status", "seedrl.serving.server", "envs_server.actor"},
+    "grpc": {
+        "seedrl.v1",
+        "seedrl.wire.channel",
+        "seedrl.wire.status",
+        "seedrl.wire.tls",
+        "seedrl.serving.guard",
+        "seedrl.serving.server",
+        "envs_server.actor",
+    },
     "grpc_health": {"seedrl.serving.server"},
     "grpc_reflection": {"seedrl.serving.server"},
     "google": {"seedrl.v1", "seedrl.wire.framing"},
@@ -68,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rich": {"seedrl.progress", "seedrl.monitoring.overview"},
     "safetensors": {"seedrl.learning.checkpoint"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
+    "cryptography": {"seedrl.certs"},
     "matplotlib": {"seedrl.monitoring.plots"},
     "tensorboard": {"seedrl.monitoring.sinks"},
     "wandb": {"seedrl.monitoring.sinks"},
@@ -198,7 +215,7 @@ print(*sorted({{"torch", "envpool", "matplotlib", "tensorboard", "wandb"}} & set
 # Dependencies
 
 ROLES = ("learner", "actor")
-OPTIONS = ("plot", "tensorboard", "wandb")  # extras that a role can do without
+OPTIONS = ("certs", "plot", "tensorboard", "wandb")  # extras that a role can do without
 
 
 def declared(*extras: str) -> list[Requirement]:
