@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedrl.certs import FILES, run_certs
@@ -27,6 +27,7 @@ from seedrl.config import (
 )
 from seedrl.errors import ConfigError, Refused, Unauthenticated
 from seedrl.metrics import REFUSALS, ServingMetrics
+from seedrl.monitoring.doctor import security
 from seedrl.serving.guard import QUIET_SECONDS, TokenGuard, token_in
 from seedrl.wire.channel import Link
 from seedrl.wire.status import code_of, is_worth_retrying
@@ -178,6 +179,7 @@ def test_token_that_is_not_exactly_one_of_the_file_is_refused(tmp_path: Path, sh
     assert not Tokens(token_file(tmp_path, NEW, OLD)).accepts(shown)
 
 
+@settings(deadline=None)
 @given(shown=st.text())
 def test_token_nobody_knows_is_never_accepted(shown: str) -> None:
     """B9"""
@@ -350,6 +352,16 @@ def test_certificate_files_that_do_not_fit_are_refused_by_name(
     for make in (server_credentials, client_credentials):
         with pytest.raises(ConfigError, match=rf"security\.(certificate|ca)_file=.*{words}"):
             make(replace(certificates.learner, **changed))
+
+
+def test_doctor_says_what_protects_a_learner_and_what_does_not(certificates: Certificates) -> None:
+    """B11"""
+    (finding,) = security(LearnerConfig(security=certificates.learner))
+    assert finding.words == "security: TLS, certificates of actors, tokens"
+    exposed = LearnerConfig(listen="0.0.0.0:1", security=SecurityConfig(allow_insecure=True))
+    assert [finding.is_good for finding in security(exposed)] == [True, False]
+    with pytest.raises(ConfigError, match="do not make a pair"):
+        list(security(LearnerConfig(security=replace(certificates.learner, key_file=certificates.client.key_file))))
 
 
 def test_certs_makes_files_for_their_owner_only_and_never_the_cas_key(tmp_path: Path) -> None:
