@@ -40,7 +40,7 @@ def metric(text: str, name: str) -> float:
 def running(start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch) -> RunningLearner:
     """A learner that trains with two actors, which report often."""
     monkeypatch.setattr(envs_server.actor, "REPORT_SECONDS", 0.1)
-    learner = start_learner()
+    learner = start_learner(metrics="127.0.0.1:0")  # a port that nobody takes over when it ends
     for name in ("left", "right"):
         start_actor(learner.address, name=name)
     eventually(lambda: learner.service.monitor.status().row.get("updates", 0) > 1)
