@@ -43,6 +43,7 @@ class Supervisor:
         self._context = ContextFile(self._run.path)
         self._actor_crashes = Crashes(config.actors.max_restarts, SLOWEST_ACTOR)
         self._learner_crashes = Crashes(config.max_restarts, SLOWEST_LEARNER)
+        self._listen = _with_a_port(config.listen)
         self._learner = Child(LEARNER, self._start_learner)
         self._actors: dict[int, Child] = {}
         self._learner_pids: set[int] = set()  # of all learners started here
@@ -53,7 +54,7 @@ class Supervisor:
     def run(self) -> None:
         """Returns when training is over; exits after a signal, or with the learner's code if it failed."""
         with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
-            self._address = _with_a_port(self._config.listen) or f"unix:{private}/learner.sock"
+            self._address = f"unix:{private}/learner.sock"  # for its own actors, also if others come over the network
             self._forward_signals()
             try:
                 self._learner.start()
@@ -157,8 +158,11 @@ class Supervisor:
     # The processes.
 
     def _start_learner(self) -> Process:
-        where = [f"run_dir={_quoted(str(self._run.path))}", f"listen={_quoted(self._address)}"]
-        process = start_module("seedrl", "learner", *self._overrides, *where)
+        where = {"run_dir": str(self._run.path), "listen": self._listen or self._address}
+        if self._listen:
+            where["socket"] = self._address
+        settings = [f"{key}={_quoted(value)}" for key, value in where.items()]
+        process = start_module("seedrl", "learner", *self._overrides, *settings)
         self._learner_pids.add(process.pid)
         self._state = None
         return process
@@ -168,6 +172,7 @@ class Supervisor:
             f"learner={_quoted(self._address)}",
             f"name=actor-{number}",
             f"threads={self._config.actors.threads}",
+            f"security.token_file={_quoted(self._config.security.token_file)}",  # SEEDRL_TOKEN is inherited
         ]
         with self._log(number).open("ab") as log:
             return start_module("envs_server", *settings, stdout=log, stderr=log)

@@ -37,7 +37,7 @@ class Membership:
         self._reason = ""
         self._written = float("-inf")
         self._streaming_then: set[int] = set()  # sessions
-        self._resumed_at: int | None = None  # not known before a resumed run has its totals
+        self._resumed_at = learning.updates
         members = file.read_or_new().members
         self._incarnation = members[LEARNER].incarnation + 1 if LEARNER in members else 1
         self._lives = {name: (0, member.incarnation) for name, member in members.items()}  # newest session, sessions
@@ -46,7 +46,6 @@ class Membership:
         """A learner can be found there from now on; nobody streams to it yet."""
         with contextlib.suppress(OSError), self._file.change() as context:
             context.address, context.metrics = address, metrics
-            context.resumed_at = context.counters.get("updates", 0)
             self._write(context)
 
     def enter(self, state: State, reason: str = "") -> None:
@@ -54,10 +53,6 @@ class Membership:
         if state is not self._state:
             self._state, self._reason = state, reason
             self.tick(is_due=True)
-
-    def count(self) -> None:
-        """The run has its totals, and counts on from there."""
-        self._resumed_at = self._learning.updates
 
     def serve(self, is_training: bool) -> None:
         """Actors are served, and trained on if there was an update."""
@@ -76,10 +71,8 @@ class Membership:
     def _write(self, context: Context) -> None:
         self._written = time.monotonic()
         context.state, context.reason = self._state, self._reason
-        if self._resumed_at is not None:
-            context.resumed_at = self._resumed_at
-            context.counters = self._counters()
-            context.checkpoint = self._newest_checkpoint()
+        context.counters, context.resumed_at = self._counters(), self._resumed_at
+        context.checkpoint = self._newest_checkpoint()
         context.update(LEARNER, pid=os.getpid(), incarnation=self._incarnation, seen=time.time())
         self._streaming_then = set(self._sessions.open)
         streaming = {_name_of(session): session for session in list(self._sessions.open.values())}

@@ -2,11 +2,11 @@
 
 server      reads streams, runs batches, answers  serving/server.py, batches.py, inference.py
 learner     trains, publishes, checkpoints        learning/learner.py
+metrics     serves pages over HTTP                monitoring/endpoint.py
 main        shows progress, handles signals       here
 """
 
 import contextlib
-import os
 import threading
 import time
 from concurrent.futures import Future
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from seedrl.budget import budget_of, check_budget, check_store
-from seedrl.config import LearnerConfig, check, group_size, store_sizes
+from seedrl.config import LearnerConfig, check, group_size, store_sizes, torch_threads
 from seedrl.context import ContextFile, State
 from seedrl.device import after_serving, choose_device, own_stream
 from seedrl.errors import Diverged, SeedrlError, ThreadDied
@@ -37,7 +37,7 @@ from seedrl.serving.inference import Inference
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, SessionTable, session_seed
 from seedrl.serving.slots import Slots
-from seedrl.snapshot import Resumable, initial_weights, load_weights, spec_of
+from seedrl.snapshot import Resumable, initial_weights, load_weights, restore_counters, spec_of
 from seedrl.specs import EnvSpec
 from seedrl.stopping import Stop, reached_goal, stop_on_signals
 from seedrl.store import Store
@@ -73,6 +73,7 @@ class LearnerService:
         seeds = partial(session_seed, config.seed, resumed_at)
         self.sessions = SessionTable(config, job_seed=seeds, check_spec=partial(check_store, config, self.device))
         if self.checkpoint is not None:
+            restore_counters(self.checkpoint, self.serving, self.learning)
             self.sessions.agree(spec_of(self.checkpoint))
         self.monitor = Monitor(
             config, self.run_directory, self.serving, self.learning, self.sessions, self.batcher, say=self.display.say
@@ -132,9 +133,10 @@ class LearnerService:
 
     def _open(self) -> str:
         """Actors and people can find the learner from now on; returns where."""
-        address = self.server.start()
+        address = self.monitor.listen = self.server.start()
         self.monitor.start()
-        self.membership.begin(address, self.monitor.address)
+        near = self.config.socket or address  # what people on this machine can reach without TLS
+        self.membership.begin(near, self.monitor.address)
         self.display.say(f"learner: serving {self.config.env.id} at {address}; run directory {self.run_directory.path}")
         if self.monitor.address:
             self.display.say(f"learner: live page at http://{self.monitor.address}/, metrics at /metrics")
@@ -156,7 +158,7 @@ class LearnerService:
     def _build(self, spec: EnvSpec) -> None:
         config = self.config
         device = self.device
-        torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // 2))
+        torch.set_num_threads(torch_threads(config))
         stacked = EnvSpec(spec.observation.stacked(config.env.frame_stack), spec.num_actions)
         model = build_model(config.model, stacked, config.seed).to(device)
         core_size = core_size_of(model)
@@ -199,7 +201,6 @@ class LearnerService:
             load_weights(self.learner.model, initial_weights(self.config.init_from, warn=self.display.say))
             self.display.say(f"learner: initial weights from {self.config.init_from}")
         self.saver.begin()
-        self.membership.count()
         self.first_version = self.learning.updates
         self.learner.publish()
 
@@ -224,7 +225,6 @@ class LearnerService:
         was_running = self.batches_done is not None
         if was_running:
             self._join_threads()
-            self.monitor.look(is_last=True)
         if was_running and self.stop.failure is None:
             self.saver.save(self._snapshot)
         over = self.stop.status == "done"
@@ -236,7 +236,10 @@ class LearnerService:
             with contextlib.suppress(OSError):  # a full disk; the words at the end say the same
                 self.run_directory.write_summary(summary)
         self.membership.enter(State.DONE if self.stop.failure is None else State.FAILED, self.stop.reason)
-        self.monitor.close(summary)
+        try:
+            self.monitor.close(summary)
+        except Exception as error:  # the run is over and saved: no reason for it to fail
+            self.display.say(f"learner: its measurements could not be finished ({error!r})")
         self.run_directory.release()
         return summary
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from seedrl import __version__
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, exposures
 from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.endpoint import Endpoint, Page
@@ -26,13 +26,12 @@ from seedrl.rundir import RunDirectory
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.batches import Batches
 from seedrl.serving.sessions import Request, Session, SessionTable
-from seedrl.status import ActorStatus, Status, Verdict
+from seedrl.status import SILENT_SECONDS, ActorStatus, Status, Verdict
 from seedrl.store import Store
 
 ROW_SECONDS = 5.0  # between rows of metrics.jsonl
 EARLY_SECONDS = 60.0  # every look is written down until then, so that a short run leaves a curve, too
 LOOKS = 10  # that a row covers
-SILENT_SECONDS = 5.0
 WEDGED_SECONDS = 60.0  # without a batch, although somebody waits for one
 PROBES = ("/healthz", "/readyz")  # who asks them wants to know about now
 
@@ -70,15 +69,14 @@ class Monitor:
                 **{name: version(name) for name in ("torch", "grpcio")},
             }
         )
-        self._exposition = Exposition(
-            serving, learning, self._state, refresh=self._refresh, is_counting=lambda: self._sampler is not None
-        )
+        self._exposition = Exposition(serving, learning, self._state, refresh=self._refresh)
         self._endpoint = (
             Endpoint(config.metrics, self._pages(), on_error=say, unkept=PROBES) if config.metrics else None
         )
         self.is_ready = False  # set by the server thread, once it is warmed up
         self.is_draining = False  # set by whoever asks the learner to stop
         self.device = ""
+        self.listen = ""  # where actors find the learner
         self.address = ""  # of the endpoint; empty for none
 
     def start(self) -> None:
@@ -102,7 +100,11 @@ class Monitor:
         now = self._sampler.totals()
         row = self._sampler.row(self._looks[0], now)
         self._verdict = diagnose(row, self._config)
-        self._row = row = {**row, "bottleneck": self._verdict.bottleneck}
+        self._row = row = {
+            **row,
+            "store_fill": self._store.ready / self._store.capacity,
+            "bottleneck": self._verdict.bottleneck,
+        }
         self._looks.append(now)
         if is_last or now["time"] - self._written >= (ROW_SECONDS if now["time"] > EARLY_SECONDS else 0.0):
             self._written = now["time"]
@@ -111,6 +113,8 @@ class Monitor:
         return row
 
     def close(self, summary: Row) -> None:
+        if self._sampler is not None:
+            self.look(is_last=True)
         if self._endpoint is not None:
             self._endpoint.stop()
         self._sinks.close(summary)
@@ -125,7 +129,8 @@ class Monitor:
     @property
     def silent_seconds(self) -> float:
         """How long somebody has waited for a batch, if nobody has had one meanwhile."""
-        return time.monotonic() - self._batches.alive_at if self._sampler else 0.0
+        is_expected = self._sampler is not None and not self.is_draining  # batches end before the last checkpoint
+        return time.monotonic() - self._batches.alive_at if is_expected else 0.0
 
     @property
     def is_alive(self) -> bool:
@@ -143,6 +148,7 @@ class Monitor:
             env=config.env.id,
             device=self.device,
             run_dir=self._run_dir,
+            address=self.listen,
             metrics_address=self.address,
             goal_env_steps=config.stop.env_steps,
             goal_return=config.stop.return_mean_100,
@@ -181,6 +187,7 @@ class Monitor:
             "run_dir": self._run_dir,
         }
         state.ready = float(status.state == "running")
+        state.insecure = float(bool(exposures(config)))
         state.frames = self._serving.env_steps * config.env.frame_skip
         state.return_mean = math.nan if mean is None else mean
         state.sessions_open = len(status.actors)
@@ -232,8 +239,8 @@ def _actor_status(session: Session, policy_version: int, now: float) -> ActorSta
         steps_per_second=recent.steps / session.recent_seconds if session.recent_seconds else 0.0,
         round_trip_seconds=recent.round_trip_seconds / recent.requests if recent.requests else 0.0,
         wait_fraction=recent.wait_seconds / busy if busy else 0.0,
-        policy_lag=max(0, policy_version - session.policy_version),
+        policy_lag=0 if session.policy_version is None else max(0, policy_version - session.policy_version),
         reconnects=session.measured.reconnects,
         connected_seconds=now - session.joined,
-        silent_seconds=now - session.heard,
+        silent_seconds=session.silence,
     )

@@ -9,21 +9,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from seedrl.config import StatusConfig
-from seedrl.context import Context, ContextFile, dump
+from seedrl.config import DoctorConfig, StatusConfig
+from seedrl.context import Context, ContextFile, State, dump
 from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
 from seedrl.monitoring.words import duration
-from seedrl.status import ActorStatus, Status
-from seedrl.wire.channel import ask_status
+from seedrl.status import SILENT_SECONDS, ActorStatus, Status
+from seedrl.wire.channel import Link, ask_status
 from seedrl.wire.codec import decode_status
 
 ANSWER_SECONDS = 5.0
-SILENT_SECONDS = 5.0
 
 
 def run_status(config: StatusConfig) -> None:
     try:
-        status = learner_status(config.learner, config.run)
+        status = learner_status(config)
     except LearnerLost:
         if not config.learner:
             show_remains(_directory(config.run), config.json, Console())
@@ -34,15 +33,15 @@ def run_status(config: StatusConfig) -> None:
         show(status, config.top, Console())
 
 
-def learner_status(learner: str, run: str) -> Status:
+def learner_status(config: StatusConfig | DoctorConfig) -> Status:
     """What a learner says of itself, found by its address, by its run directory, or as the newest below runs/."""
-    if learner:
-        return decode_status(ask_status(learner, ANSWER_SECONDS))
-    directory = _directory(run)
+    if config.learner:
+        return decode_status(ask_status(Link(config.learner, config.security), ANSWER_SECONDS))
+    directory = _directory(config.run)
     try:
-        return decode_status(ask_status(_address_in(directory), ANSWER_SECONDS))
+        return decode_status(ask_status(Link(_address_in(directory), config.security), ANSWER_SECONDS))
     except LearnerLost as error:
-        raise LearnerLost(f"{directory} is not running{_last_words(directory)}") from error
+        raise LearnerLost(f"{error}; {_last_words(directory)}") from error
 
 
 def show_remains(directory: Path, as_json: bool, console: Console) -> None:
@@ -137,11 +136,11 @@ def _newest_run() -> Path:
 
 
 def _last_words(run: Path) -> str:
-    try:
-        summary = json.loads((run / "summary.json").read_text())
-        return f"; it ended, {summary['status']}: {summary['reason']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return ", and it did not end in order"
+    """How the run ended, if it did."""
+    context = ContextFile(run).read_or_new()
+    if context.state in (State.DONE, State.FAILED):
+        return f"{run} has ended, {context.state.name.lower()}: {context.reason}"
+    return f"{run} has not ended in order: its learner hangs, or was killed"
 
 
 def _address_in(run: Path) -> str:

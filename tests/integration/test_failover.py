@@ -156,7 +156,7 @@ def test_run_whose_learner_is_killed_resumes_and_its_actors_return_until_it_give
     assert "run  FAILED, " in out
     assert "learner, life 3, " in out
     assert "restarted 2×, exit code -9: ended by SIGKILL; without it wait actor-0, actor-1" in out
-    assert "run is not running, and it did not end in order" in err
+    assert f"run has ended, failed: {reason}" in err
 
 
 @pytest.mark.chaos
