@@ -166,6 +166,12 @@ class Cluster:
             return None
         return Progress(numbers["seedrl_actor_sessions_total"], numbers["seedrl_actor_round_trip_seconds_count"])
 
+    def all_stream(self) -> bool:
+        """Whether every actor has had answers and the learner has trained. Fails if a process is gone."""
+        assert not self.look_for_exits(), self.exits
+        progress = [self.progress(number) for number in range(self.setup.actors)]
+        return all(each is not None and each.answered > 0 for each in progress) and self.updates() > 0
+
     def updates(self) -> float:
         """Of the learner that runs; 0 while it does not answer."""
         return self.learner_numbers().get("seedrl_updates_total", 0.0)

@@ -1,12 +1,13 @@
 """Which faults happen when: a schedule that follows from its seed. Knows nothing of processes."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 CYCLE_SECONDS = 20.0  # faults of actors, then the learner is killed and comes back
 ACTORS_SECONDS = 11.0  # of those: faults of actors
+HOLE_SECONDS = 12.0  # until both ends have noticed
 
 
 class Kind(Enum):
@@ -59,17 +60,23 @@ def schedule(seed: int, seconds: float, actors: int) -> list[Fault]:
 def every(seed: int, seconds: float, pause: float, actors: int) -> list[Fault]:
     """Faults of a soak: one of an actor at every pause."""
     chance = random.Random(seed)
-    return [_fault(chance, pause * number, actors) for number in range(1, int(seconds / pause))]
+    return [_fault(chance, pause * number, range(actors)) for number in range(1, int(seconds / pause))]
 
 
 def _faults_of_actors(chance: random.Random, actors: int, begin: float, end: float) -> Iterator[Fault]:
+    """Whoever is in a black hole is mostly left there, to find out by itself."""
+    holes: dict[int, float] = {}
     at = begin + chance.uniform(0.2, 1.0)
     while at < end:
-        yield _fault(chance, at, actors)
+        left_alone = {actor for actor, since in holes.items() if at < since + HOLE_SECONDS and chance.random() < 0.8}
+        fault = _fault(chance, at, [actor for actor in range(actors) if actor not in left_alone] or [0])
+        if fault.kind is Kind.black_hole:
+            holes[fault.actor] = at
+        yield fault
         at += chance.uniform(0.4, 1.6)
 
 
-def _fault(chance: random.Random, at: float, actors: int) -> Fault:
+def _fault(chance: random.Random, at: float, actors: Sequence[int]) -> Fault:
     kind = chance.choice(OF_ACTORS)
     lasts = round(chance.uniform(0.5, 3.0), 1) if kind in LASTING else 0.0
-    return Fault(round(at, 2), kind, chance.randrange(actors), lasts)
+    return Fault(round(at, 2), kind, chance.choice(actors), lasts)

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.chaos.cluster import Numbers
 
-GROWING = re.compile(r"_(total|count|bucket)(\{|$)")
+GROWING = re.compile(r"seedrl_\w+_(total|count|bucket)(\{|$)")
 EXACT = ("env_steps", "rows", "episodes", "unrolls_made", "updates", "trained_steps", "unrolls_trained")
 
 
@@ -23,7 +23,7 @@ class Ledger:
         """What a learner, the `process`th, shows now; empty while it does not answer. And the newest checkpoint."""
         saved = totals_in(checkpoint)
         self._compare("checkpoint", self._saved, saved)
-        growing = {name: value for name, value in numbers.items() if GROWING.search(name)}
+        growing = {name: value for name, value in numbers.items() if GROWING.match(name)}
         if growing and process != self._process:
             self._compare("resumed", self._saved, growing)
             self.lost_steps += max(0.0, _steps(self._seen) - _steps(growing))

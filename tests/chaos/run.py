@@ -59,8 +59,8 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None] = print) -> di
         with Cluster(directory, Setup(actors=settings.actors, size=settings.size)) as cluster:
             run = Run(cluster, say)
             report = run.report(settings, faults)
-        if report["broken"] and settings.out:
-            keep_logs(directory, Path(settings.out) / "logs")
+        if report["broken"]:
+            keep_logs(directory, Path("runs/chaos-logs"))
     return report
 
 
@@ -77,7 +77,7 @@ class Run:
 
     def report(self, settings: ChaosSettings, faults: list[Fault]) -> dict[str, Any]:
         cluster, disturbance = self._cluster, self._disturbance
-        started = wait_until(self._all_stream, "all actors stream")
+        started = wait_until(cluster.all_stream, "all actors stream")
         self._say(f"chaos: everything streams after {started:.1f} s")
         rates = self._measure(settings.stretch) if settings.stretch else {}
         disturbance.run(faults, settings.seconds, self._look)
@@ -98,13 +98,6 @@ class Run:
         return chaos_report(
             settings, disturbance, rates, self._ledger, cluster.checkpoint(), broken, self._updates_after
         )
-
-    def _all_stream(self) -> bool:
-        self._disturbance.tick()
-        if self._cluster.look_for_exits():
-            raise AssertionError(self._cluster.exits)
-        progress = [self._cluster.progress(number) for number in range(self._cluster.setup.actors)]
-        return all(each is not None and each.answered > 0 for each in progress) and self._cluster.updates() > 0
 
     def _look(self) -> None:
         """Counters, now and then."""
