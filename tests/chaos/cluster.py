@@ -62,8 +62,9 @@ class Resources(NamedTuple):
 class Cluster:
     """Owned by one thread. `exits` are processes that ended though nobody had asked them to."""
 
-    def __init__(self, directory: Path, setup: Setup) -> None:
+    def __init__(self, directory: Path, setup: Setup, **environment: str) -> None:
         self.setup = setup
+        self._environment = {"PYTHONUNBUFFERED": "1", **environment}  # last words are not lost in a kill
         self.run_dir = directory / "run"
         self.violations_file = directory / "violations.jsonl"
         self.address, self._metrics = free_address(), free_address()
@@ -88,7 +89,7 @@ class Cluster:
 
     def start_learner(self) -> Process:
         self.learner_starts += 1
-        self.learner = self._commands.start("learner", *self._learner_settings(), path=ROOT)
+        self.learner = self._commands.start("learner", *self._learner_settings(), path=ROOT, **self._environment)
         return self.learner
 
     def start_actor(self, number: int) -> Process:
@@ -97,7 +98,7 @@ class Cluster:
             f"name=actor-{number}",
             f"metrics={self._actor_metrics[number]}",
         )
-        return self._commands.start("actor", *settings, path=ROOT)
+        return self._commands.start("actor", *settings, path=ROOT, **self._environment)
 
     def restart_actor(self, number: int, with_signal: int) -> None:
         """Ends an actor by a signal and starts another in its place."""
@@ -136,18 +137,8 @@ class Cluster:
         yield from ((f"actor-{number}", actor) for number, actor in enumerate(self.actors))
 
     def _learner_settings(self) -> tuple[str, ...]:
-        setup = self.setup
-        model = f"{{violations: '{self.violations_file}', update_seconds: {setup.update_seconds}}}"
-        return (
-            *("env=any", "env.id=counting", "model.name=tests.chaos.model:CountingModel", f"model.options={model}"),
-            f"env.options={{size: {setup.size}, longest: 40, step_seconds: {setup.step_seconds}}}",
-            *(f"algorithm.unroll_length={setup.unroll_length}", f"algorithm.batch_size={setup.batch_size}"),
-            *(f"actors.envs={setup.envs}", "actors.groups=2"),
-            f"serving.max_slots={3 * setup.actors * setup.envs}",  # dead sessions may hold theirs for ten seconds
-            f"checkpoint.seconds={setup.checkpoint_seconds}",
-            *("stop.env_steps=1_000_000_000", "threads=1", "display=plain", f"seed={setup.seed}"),
-            *(f"run_dir={self.run_dir}", f"listen={self.address}", f"metrics={self._metrics}"),
-        )
+        where = (f"run_dir={self.run_dir}", f"listen={self.address}", f"metrics={self._metrics}")
+        return (*learner_settings(self.setup, self.violations_file), *where)
 
     # Looking.
 
@@ -189,6 +180,20 @@ class Cluster:
                 state: dict[str, Any] = json.loads((path / "state.json").read_text())
                 return state
         return {}
+
+
+def learner_settings(setup: Setup, violations: Path) -> tuple[str, ...]:
+    """Of a learner on counting environments, but for where it is."""
+    model = f"{{violations: '{violations}', update_seconds: {setup.update_seconds}}}"
+    return (
+        *("env=any", "env.id=counting", "model.name=tests.chaos.model:CountingModel", f"model.options={model}"),
+        f"env.options={{size: {setup.size}, longest: 40, step_seconds: {setup.step_seconds}}}",
+        *(f"algorithm.unroll_length={setup.unroll_length}", f"algorithm.batch_size={setup.batch_size}"),
+        *(f"actors.envs={setup.envs}", "actors.groups=2"),
+        f"serving.max_slots={3 * setup.actors * setup.envs}",  # dead sessions may hold theirs for ten seconds
+        f"checkpoint.seconds={setup.checkpoint_seconds}",
+        *("stop.env_steps=1_000_000_000", "threads=1", "display=plain", f"seed={setup.seed}"),
+    )
 
 
 def scrape(address: str) -> Numbers:

@@ -46,7 +46,8 @@ class CountingModel(nn.Module):
         if found:
             with self._violations.open("a") as file:
                 file.writelines(json.dumps(each) + "\n" for each in found)
-        time.sleep(self._update_seconds)  # as an accelerator would, it leaves the processor to others
+        if self._update_seconds:
+            time.sleep(self._update_seconds)  # as an accelerator would, it leaves the processor to others
 
 
 class UnrollCheck:
