@@ -190,7 +190,7 @@ def learner_settings(setup: Setup, violations: Path) -> tuple[str, ...]:
         f"env.options={{size: {setup.size}, longest: 40, step_seconds: {setup.step_seconds}}}",
         *(f"algorithm.unroll_length={setup.unroll_length}", f"algorithm.batch_size={setup.batch_size}"),
         *(f"actors.envs={setup.envs}", "actors.groups=2"),
-        f"serving.max_slots={3 * setup.actors * setup.envs}",  # dead sessions may hold theirs for ten seconds
+        f"serving.max_slots={3 * setup.actors // 2 * setup.envs}",  # dead sessions hold theirs for a while
         f"checkpoint.seconds={setup.checkpoint_seconds}",
         *("stop.env_steps=1_000_000_000", "threads=1", "display=plain", f"seed={setup.seed}"),
     )

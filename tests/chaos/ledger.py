@@ -26,7 +26,7 @@ class Ledger:
         growing = {name: value for name, value in numbers.items() if GROWING.match(name)}
         if growing and process != self._process:
             self._compare("resumed", self._saved, growing)
-            self.lost_steps += max(0.0, _steps(self._seen) - _steps(growing))
+            self.lost_steps += max(0.0, _steps(self._seen) - _steps(self._saved))
             self._process, self._seen = process, {}
         self._compare("running", self._seen, growing)
         self._saved = saved or self._saved
