@@ -4,6 +4,7 @@ Knows nothing of Hydra; `commands` composes these and hands them down as plain d
 """
 
 import copy
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -168,7 +169,7 @@ class ActorConfig:
     threads: int = key(0, "environment threads; 0 for one per core")
     patience: float = key(300.0, "seconds without a learner before the actor gives up")
     step_deadline: float = key(60.0, "seconds without any progress before the stream is given up")
-    metrics: str = key("", "HOST:PORT of this actor's own /metrics; auto for any free port; empty for none")
+    metrics: str = key("", "HOST:PORT of this actor's own /metrics, port 0 for any free one; empty for none")
 
 
 @dataclass
@@ -221,6 +222,16 @@ class PlotConfig:
 def group_size(config: LearnerConfig) -> int:
     """Environments per request. A lock-step run has one group, so that rows always come in the same order."""
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
+
+
+def available_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def torch_threads(config: LearnerConfig) -> int:
+    """Of inference, and as many of training."""
+    return config.threads or max(1, available_cores() // 2)
 
 
 def store_sizes(config: LearnerConfig, core_size: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 server      reads streams, runs batches, answers  serving/server.py, batches.py, inference.py
 learner     trains, publishes, checkpoints        learning/learner.py
+metrics     serves pages over HTTP                monitoring/endpoint.py
 main        shows progress, handles signals       here
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from seedrl.config import LearnerConfig, check, store_sizes
+from seedrl.config import LearnerConfig, check, store_sizes, torch_threads
 from seedrl.device import after_serving, choose_device, free_bytes, own_stream
 from seedrl.errors import Mismatch, SeedrlError, ThreadDied
 from seedrl.learning import checkpoint as checkpoints
@@ -34,7 +35,7 @@ from seedrl.serving.inference import Inference
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, SessionTable, session_seed
 from seedrl.serving.slots import Slots
-from seedrl.snapshot import Resumable, initial_weights, load_weights, spec_of
+from seedrl.snapshot import Resumable, initial_weights, load_weights, restore_counters, spec_of
 from seedrl.specs import EnvSpec
 from seedrl.store import Store
 from seedrl.v1 import inference_pb2 as pb
@@ -94,6 +95,7 @@ class LearnerService:
         seeds = partial(session_seed, config.seed, resumed_at)
         self.sessions = SessionTable(config, job_seed=seeds, check_spec=self._check_memory)
         if self.checkpoint is not None:
+            restore_counters(self.checkpoint, self.serving, self.learning)
             self.sessions.agree(spec_of(self.checkpoint))
         self.monitor = Monitor(
             config, self.run_directory, self.serving, self.learning, self.sessions, self.batcher, say=self.display.say
@@ -117,7 +119,7 @@ class LearnerService:
     def run(self) -> dict[str, Any]:
         """Serves and trains until it is done or asked to stop; returns the summary."""
         try:
-            address = self.server.start()
+            address = self.monitor.listen = self.server.start()
             self.monitor.start()
             self.run_directory.write_context({"pid": os.getpid(), "address": address, "metrics": self.monitor.address})
             self._introduce(address)
@@ -156,7 +158,7 @@ class LearnerService:
     def _build(self, spec: EnvSpec) -> None:
         config = self.config
         device = self.device
-        torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // 2))
+        torch.set_num_threads(torch_threads(config))
         stacked = EnvSpec(spec.observation.stacked(config.env.frame_stack), spec.num_actions)
         model = build_model(config.model, stacked, config.seed).to(device)
         core_size = core_size_of(model)
@@ -218,7 +220,6 @@ class LearnerService:
         was_running = self.batches_done is not None
         if was_running:
             self._join_threads()
-            self.monitor.look(is_last=True)
         if was_running and self.stop.failure is None:
             self._save()
         over = self.stop.status == "done"
@@ -229,7 +230,10 @@ class LearnerService:
         if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
             with contextlib.suppress(OSError):  # a full disk; the words at the end say the same
                 self.run_directory.write_summary(summary)
-        self.monitor.close(summary)
+        try:
+            self.monitor.close(summary)
+        except Exception as error:  # the run is over and saved: no reason for it to fail
+            self.display.say(f"learner: its measurements could not be finished ({error!r})")
         self.run_directory.release()
         return summary
 

@@ -26,13 +26,12 @@ from seedrl.rundir import RunDirectory
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.batches import Batches
 from seedrl.serving.sessions import Request, Session, SessionTable
-from seedrl.status import ActorStatus, Status, Verdict
+from seedrl.status import SILENT_SECONDS, ActorStatus, Status, Verdict
 from seedrl.store import Store
 
 ROW_SECONDS = 5.0  # between rows of metrics.jsonl
 EARLY_SECONDS = 60.0  # every look is written down until then, so that a short run leaves a curve, too
 LOOKS = 10  # that a row covers
-SILENT_SECONDS = 5.0
 WEDGED_SECONDS = 30.0  # without a sign of life from the server thread
 
 
@@ -69,12 +68,11 @@ class Monitor:
                 **{name: version(name) for name in ("torch", "grpcio")},
             }
         )
-        self._exposition = Exposition(
-            serving, learning, self._state, refresh=self._refresh, is_counting=lambda: self._sampler is not None
-        )
+        self._exposition = Exposition(serving, learning, self._state, refresh=self._refresh)
         self._endpoint = Endpoint(config.metrics, self._pages(), on_error=say) if config.metrics else None
         self.is_draining = False
         self.device = ""
+        self.listen = ""  # where actors find the learner
         self.address = ""  # of the endpoint; empty for none
 
     def start(self) -> None:
@@ -98,7 +96,11 @@ class Monitor:
         now = self._sampler.totals()
         row = self._sampler.row(self._looks[0], now)
         self._verdict = diagnose(row, self._config)
-        self._row = row = {**row, "bottleneck": self._verdict.bottleneck}
+        self._row = row = {
+            **row,
+            "store_fill": self._store.ready / self._store.capacity,
+            "bottleneck": self._verdict.bottleneck,
+        }
         self._looks.append(now)
         if is_last or now["time"] - self._written >= (ROW_SECONDS if now["time"] > EARLY_SECONDS else 0.0):
             self._written = now["time"]
@@ -107,6 +109,8 @@ class Monitor:
         return row
 
     def close(self, summary: Row) -> None:
+        if self._sampler is not None:
+            self.look(is_last=True)
         if self._endpoint is not None:
             self._endpoint.stop()
         self._sinks.close(summary)
@@ -126,6 +130,7 @@ class Monitor:
             env=config.env.id,
             device=self.device,
             run_dir=self._run_dir,
+            address=self.listen,
             metrics_address=self.address,
             goal_env_steps=config.stop.env_steps,
             goal_return=config.stop.return_mean_100,
@@ -146,7 +151,8 @@ class Monitor:
         }
 
     def _healthz(self) -> Page:
-        silent = time.monotonic() - self._batches.alive_at if self._sampler else 0.0
+        is_expected = self._sampler is not None and not self.is_draining  # batches end before the last checkpoint
+        silent = time.monotonic() - self._batches.alive_at if is_expected else 0.0
         if silent > WEDGED_SECONDS:
             return Page(f"the server thread has done nothing for {silent:.0f} s\n".encode(), status=503)
         return Page(b"alive\n")
@@ -216,8 +222,8 @@ def _actor_status(session: Session, policy_version: int, now: float) -> ActorSta
         steps_per_second=recent.steps / session.recent_seconds if session.recent_seconds else 0.0,
         round_trip_seconds=recent.round_trip_seconds / recent.requests if recent.requests else 0.0,
         wait_fraction=recent.wait_seconds / busy if busy else 0.0,
-        policy_lag=max(0, policy_version - session.policy_version),
+        policy_lag=0 if session.policy_version is None else max(0, policy_version - session.policy_version),
         reconnects=session.measured.reconnects,
         connected_seconds=now - session.joined,
-        silent_seconds=now - session.heard,
+        silent_seconds=session.silence,
     )

@@ -10,12 +10,11 @@ from rich.table import Table
 from seedrl.config import StatusConfig
 from seedrl.errors import ConfigError, LearnerLost
 from seedrl.monitoring.words import duration
-from seedrl.status import ActorStatus, Status
+from seedrl.status import SILENT_SECONDS, ActorStatus, Status
 from seedrl.wire.channel import ask_status
 from seedrl.wire.codec import decode_status
 
 ANSWER_SECONDS = 5.0
-SILENT_SECONDS = 5.0
 
 
 def run_status(config: StatusConfig) -> None:
@@ -34,7 +33,7 @@ def learner_status(learner: str, run: str) -> Status:
     try:
         return decode_status(ask_status(_address_in(directory), ANSWER_SECONDS))
     except LearnerLost as error:
-        raise LearnerLost(f"{directory} is not running{_last_words(directory)}") from error
+        raise LearnerLost(f"{error}; {_last_words(directory)}") from error
 
 
 def show(status: Status, top: int, console: Console) -> None:
@@ -93,11 +92,15 @@ def _newest_run() -> Path:
 
 
 def _last_words(run: Path) -> str:
+    """How the run's last process ended, if it did in order."""
+    summary, context = run / "summary.json", run / "context.json"
     try:
-        summary = json.loads((run / "summary.json").read_text())
-        return f"; it ended, {summary['status']}: {summary['reason']}"
+        if summary.stat().st_mtime >= context.stat().st_mtime:
+            last = json.loads(summary.read_text())
+            return f"{run} has ended, {last['status']}: {last['reason']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return ", and it did not end in order"
+        pass
+    return f"{run} has not ended in order: its learner hangs, or was killed"
 
 
 def _address_in(run: Path) -> str:

@@ -200,7 +200,7 @@ class Server:
         waiting, limit = self._batcher.waiting_rows, self._config.serving.max_slots
         if waiting > limit:  # so some are of sessions that have ended
             raise NoCapacity(f"{waiting} rows wait for inference and there are {limit} slots; come back later")
-        joined = self._sessions.join(hello.actor_name[: codec.MAX_NAME], peer)
+        joined = self._sessions.join(_printable(hello.actor_name[: codec.MAX_NAME]), peer)
         self._metrics.sessions_joined += 1
         return joined
 
@@ -245,9 +245,7 @@ class Server:
         session.admit(rows, step.buffer)
         session.transport = "memory" if step.buffer else "message"
         self._metrics.received_bytes[session.transport] += rows.observation.nbytes + OTHER_BYTES * len(rows.flags)
-        spent = self._metrics.serving_seconds
-        slots = session.slots[rows.env_id]
-        return Request(session, step.request_id, rows, slots, step.buffer, spent["hold"], spent["fill"], session.heard)
+        return Request(session, step.request_id, rows, session.slots[rows.env_id], step.buffer, session.heard)
 
     def _count_report(self, new: codec.Measured) -> None:
         metrics = self._metrics
@@ -271,6 +269,11 @@ async def _receive(context: Any, kind: str, seconds: float) -> Any:
     if _kind(message) != kind:
         raise InvalidMessage(f"message: expected {kind}, saw {_kind(message)}")
     return getattr(message, kind)
+
+
+def _printable(name: str) -> str:
+    """A peer's name is shown in terminals: it must not steer them."""
+    return "".join(character if character.isprintable() else "?" for character in name)
 
 
 def _kind(message: pb.StreamRequest | StepParts) -> str | None:

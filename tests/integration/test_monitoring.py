@@ -132,7 +132,8 @@ def test_status_of_a_run_that_has_ended_says_how(commands: Commands) -> None:
     assert code == 0, err
     code, _, err = commands.run("status", "run=short")
     assert code == 4
-    assert "short is not running; it ended, done: Done: " in err
+    assert "no learner answers" in err
+    assert "short has ended, done: Done: " in err
     assert (commands.directory / "short/curve.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((commands.directory / "short/summary.json").read_text())
     assert summary["seconds_by_stage"]["learner"]["backward"] > 0
@@ -235,7 +236,7 @@ def test_doctor_of_a_running_learner_names_the_bottleneck(run: tuple[Commands, P
 def test_actor_with_metrics_serves_its_own(run: tuple[Commands, Process, Path]) -> None:
     commands, _, directory = run
     address = json.loads((directory / "context.json").read_text())["address"]
-    actor = commands.start("actor", f"learner={address}", "metrics=auto", "name=watched")
+    actor = commands.start("actor", f"learner={address}", "metrics=127.0.0.1:0", "name=watched")
     actor.says("metrics at http://")
     served = next(line for line in actor.out.splitlines() if "metrics at" in line).split("http://")[1].split("/")[0]
     eventually(lambda: metric(get(served, "/metrics")[1], "seedrl_actor_steps_total") > 0)
