@@ -6,6 +6,7 @@ Knows how to start, disturb and look at them; not when, nor what to make of it.
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -24,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 ANSWER_SECONDS = 0.5  # for metrics, on this machine
 START_SECONDS = 60.0
 STOP_SECONDS = 25.0
+
+WRONG_ACTION = re.compile("a (wrong|doubled|missing) action|missing actions")  # as counting environments complain
 
 Numbers = dict[str, float]  # metrics by name and label, as exported
 
@@ -168,10 +171,11 @@ class Cluster:
         return self.learner_numbers().get("seedrl_updates_total", 0.0)
 
     def violations(self) -> list[str]:
-        """What the model found wrong with unrolls."""
-        if not self.violations_file.exists():
-            return []
-        return [str(json.loads(line)) for line in self.violations_file.read_text().splitlines()]
+        """What the model found wrong with unrolls, and what environments found wrong with actions."""
+        found = self.violations_file.read_text().splitlines() if self.violations_file.exists() else []
+        for path in self._commands.directory.glob("*.txt"):  # an actor may have gone on after that
+            found += [line for line in path.read_text(errors="replace").splitlines() if WRONG_ACTION.search(line)]
+        return found
 
     def checkpoint(self) -> dict[str, Any]:
         """The state of the newest checkpoint; empty before there is one."""

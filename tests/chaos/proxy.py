@@ -56,11 +56,11 @@ class Proxy:
 
     def cut(self) -> None:
         """Ends every connection at once, without any goodbye of HTTP/2."""
-        self._call(lambda: [link.cut() for link in self._links])
+        self._call(self._cut)
 
     def black_hole(self) -> None:
         """Leaves every connection half-open: neither end hears of the other again, nor that it is gone."""
-        self._call(lambda: [setattr(link, "is_black_hole", True) for link in self._links])
+        self._call(self._lose)
 
     def heal(self) -> None:
         self.delay = self.bytes_per_second = 0.0
@@ -76,10 +76,17 @@ class Proxy:
 
     # Everything below runs in the proxy's thread.
 
-    async def _end(self) -> None:
-        self._server.close()
+    def _cut(self) -> None:
         for link in self._links:
             link.cut()
+
+    def _lose(self) -> None:
+        for link in self._links:
+            link.is_black_hole = True
+
+    async def _end(self) -> None:
+        self._server.close()
+        self._cut()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

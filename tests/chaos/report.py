@@ -109,7 +109,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
 
 
 def _fault_rows(report: Report) -> list[Sequence[Any]]:
-    rows = []
+    rows: list[Sequence[Any]] = []
     for name, times in report["faults"].items():
         seen = report["recoveries"].get(name, {"count": 0, "median": "–", "worst": "–"})
         rows.append((Kind[name].value, times, seen["count"], seen["median"], seen["worst"]))
