@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.chaos.disturb import Disturbance
 from tests.chaos.faults import Kind
@@ -19,10 +19,17 @@ DROP = 0.05  # promised: of updates/s under churn
 Report = dict[str, Any]
 
 
+class Stretch(NamedTuple):
+    """Some seconds of training."""
+
+    updates_per_second: float
+    wait_fraction: float  # of the learner, for unrolls
+
+
 def chaos_report(
     settings: Any,
     disturbance: Disturbance,
-    rates: dict[str, list[float]],
+    rates: dict[str, list[Stretch]],
     ledger: Ledger,
     checkpoint: dict[str, Any],
     broken: dict[str, list[str]],
@@ -38,7 +45,7 @@ def chaos_report(
             {"down_seconds": round(each.down_seconds, 2), "stream_seconds": _rounded(each.stream_seconds)}
             for each in disturbance.failovers
         ],
-        "updates_per_second": {name: [round(rate, 2) for rate in each] for name, each in rates.items()},
+        "stretches": {name: [stretch._asdict() for stretch in each] for name, each in rates.items()},
         "drop_under_churn": _rounded(drop(rates), 4),
         "updates_after_the_last_fault": updates_after,
         "steps_lost_by_kills_of_the_learner": ledger.lost_steps,
@@ -67,11 +74,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 2), "worst": round(max(values), 2)}
 
 
-def drop(rates: dict[str, list[float]]) -> float | None:
+def drop(rates: dict[str, list[Stretch]]) -> float | None:
     """The share of updates/s that churn costs; None if it was not measured."""
     if not rates:
         return None
-    return 1 - statistics.mean(rates["churn"]) / statistics.mean(rates["undisturbed"])
+    means = {name: statistics.mean(stretch.updates_per_second for stretch in each) for name, each in rates.items()}
+    return 1 - means["churn"] / means["undisturbed"]
 
 
 def markdown(report: Report) -> str:
@@ -118,7 +126,7 @@ def _fault_rows(report: Report) -> list[Sequence[Any]]:
 
 def _figures(report: Report) -> list[Sequence[Any]]:
     streamed = [each["stream_seconds"] for each in report["failovers"] if each["stream_seconds"] is not None]
-    rates, loss = report["updates_per_second"], report["drop_under_churn"]
+    loss = report["drop_under_churn"]
     rows: list[Sequence[Any]] = [
         ("learner failovers: port open → all actors stream", _seconds(streamed), f"≤ {FAILOVER_SECONDS:g} s"),
         ("learner failovers: kill → port open", _seconds([each["down_seconds"] for each in report["failovers"]]), "–"),
@@ -127,7 +135,9 @@ def _figures(report: Report) -> list[Sequence[Any]]:
         ("rows dropped", ", ".join(f"{n:,} {reason}" for reason, n in report["rows_dropped"].items()), "counted"),
     ]
     if loss is not None:
-        rows.append(("updates/s undisturbed, under churn", f"{rates['undisturbed']}, {rates['churn']}", "–"))
+        for name, stretches in report["stretches"].items():
+            each = ", ".join(f"{one['updates_per_second']:.1f} ({one['wait_fraction']:.1%})" for one in stretches)
+            rows.append((f"updates/s {name} (learner waits)", each, "–"))
         rows.append(("drop of updates/s under churn", f"{loss:.1%}", f"< {DROP:.0%}"))
     return rows
 

@@ -20,13 +20,14 @@ from tests.chaos.cluster import Cluster, Setup, keep_logs, wait_until
 from tests.chaos.disturb import Disturbance
 from tests.chaos.faults import Fault, Kind, schedule
 from tests.chaos.ledger import Ledger
-from tests.chaos.report import chaos_report, markdown, write
+from tests.chaos.report import Stretch, chaos_report, markdown, write
 from tests.chaos.settings import from_words
 
 TURNS = 2  # of each kind of stretch
 CHURN_SECONDS = 2.0  # between kills of one actor
 CALM_SECONDS = 3.0  # at the end, in which training has to go on
 LOOK_SECONDS = 0.5
+WAITED = 'seedrl_learner_seconds_total{stage="wait"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,9 @@ class Run:
             checkpoint = cluster.checkpoint()  # first: what is running now has not done less
             self._ledger.look(cluster.learner_starts, cluster.learner_numbers(), checkpoint)
 
-    def _measure(self, seconds: float) -> dict[str, list[float]]:
-        """updates/s undisturbed and under churn, in turns."""
-        rates: dict[str, list[float]] = {"undisturbed": [], "churn": []}
+    def _measure(self, seconds: float) -> dict[str, list[Stretch]]:
+        """Undisturbed and under churn, in turns."""
+        rates: dict[str, list[Stretch]] = {"undisturbed": [], "churn": []}
         for turn in range(TURNS):
             rates["undisturbed"].append(self._rate([], seconds))
             kills = [Fault(at, Kind.kill, turn) for at in _range(0.0, seconds, CHURN_SECONDS)]
@@ -117,12 +118,14 @@ class Run:
             self._disturbance.recover(self._look)
         return rates
 
-    def _rate(self, faults: list[Fault], seconds: float) -> float:
-        before, began = self._cluster.updates(), time.monotonic()
+    def _rate(self, faults: list[Fault], seconds: float) -> Stretch:
+        before, began = self._cluster.learner_numbers(), time.monotonic()
         self._disturbance.run(faults, seconds, self._look)
-        rate = (self._cluster.updates() - before) / (time.monotonic() - began)
-        self._say(f"chaos: {rate:.1f} updates/s with {len(faults)} kills in {seconds:g} s")
-        return rate
+        after, passed = self._cluster.learner_numbers(), time.monotonic() - began
+        updates, waited = (after[name] - before[name] for name in ("seedrl_updates_total", WAITED))
+        stretch = Stretch(round(updates / passed, 2), round(waited / passed, 4))
+        self._say(f"chaos: {stretch} with {len(faults)} kills in {seconds:g} s")
+        return stretch
 
     def _go_on_in_peace(self) -> None:
         before = self._cluster.updates()
