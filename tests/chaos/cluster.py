@@ -37,6 +37,7 @@ class Setup:
 
     actors: int = 4
     envs: int = 16  # of each actor, in two groups
+    spare: int = 2  # actors that there are slots for besides: dead sessions may hold theirs for ten seconds
     size: int = SIGNATURE  # entries of an observation; from 512 on they go through shared memory
     step_seconds: float = 0.002  # of a group
     unroll_length: int = 8
@@ -194,7 +195,7 @@ def learner_settings(setup: Setup, violations: Path) -> tuple[str, ...]:
         f"env.options={{size: {setup.size}, longest: 40, step_seconds: {setup.step_seconds}}}",
         *(f"algorithm.unroll_length={setup.unroll_length}", f"algorithm.batch_size={setup.batch_size}"),
         *(f"actors.envs={setup.envs}", "actors.groups=2"),
-        f"serving.max_slots={3 * setup.actors // 2 * setup.envs}",  # dead sessions hold theirs for a while
+        f"serving.max_slots={(setup.actors + setup.spare) * setup.envs}",
         f"checkpoint.seconds={setup.checkpoint_seconds}",
         *("stop.env_steps=1_000_000_000", "threads=1", "display=plain", f"seed={setup.seed}"),
     )

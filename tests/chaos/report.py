@@ -131,7 +131,7 @@ def _figures(report: Report) -> list[Sequence[Any]]:
         ("learner failovers: port open → all actors stream", _seconds(streamed), f"≤ {FAILOVER_SECONDS:g} s"),
         ("learner failovers: kill → port open", _seconds([each["down_seconds"] for each in report["failovers"]]), "–"),
         ("updates in the 3 s after the last fault", f"{report['updates_after_the_last_fault']:.0f}", "> 0"),
-        ("steps lost by kills of the learner", f"{report['steps_lost_by_kills_of_the_learner']:,.0f}", "–"),
+        ("steps lost by kills of the learner, at least", f"{report['steps_lost_by_kills_of_the_learner']:,.0f}", "–"),
         ("rows dropped", ", ".join(f"{n:,} {reason}" for reason, n in report["rows_dropped"].items()), "counted"),
     ]
     if loss is not None:

@@ -57,7 +57,9 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None] = print) -> di
         say(f"  {fault}")
     with tempfile.TemporaryDirectory(prefix="seedrl-chaos-") as name:
         directory = Path(name)
-        with Cluster(directory, Setup(actors=settings.actors, size=settings.size)) as cluster:
+        with Cluster(
+            directory, Setup(actors=settings.actors, size=settings.size, spare=settings.actors // 2)
+        ) as cluster:
             run = Run(cluster, say)
             report = run.report(settings, faults)
         if report["broken"]:
