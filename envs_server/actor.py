@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs_server.pool import Pool, make_pool
-from seedrl.config import ActorConfig
+from seedrl.config import ActorConfig, check_actor_security
 from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
 from seedrl.metrics import ActorMetrics
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
-from seedrl.wire.channel import client_options, open_stream
+from seedrl.wire.channel import Link, open_stream
 from seedrl.wire.framing import StepParts
 from seedrl.wire.memory import Offer, SharedBuffers, open_buffers, this_host
 from seedrl.wire.status import is_worth_retrying
@@ -50,7 +50,9 @@ class Actor:
     ) -> None:
         if config.learner in ("", "???"):
             raise ConfigError("the actor needs the learner's address: seedrl actor learner=HOST:PORT")
+        check_actor_security(config)
         self._config = config
+        self._link = Link(config.learner, config.security)
         self._make_pool = make_pool
         self._say = say
         self._name = config.name or f"{socket.gethostname()}-{os.getpid()}"
@@ -60,10 +62,12 @@ class Actor:
 
     def run(self) -> None:
         """Returns when training is over or `stop` was called; raises when it makes no sense to go on."""
+        if self._link.is_exposed:
+            self._say(f"actor {self._name}: the stream to {self._link.address} is not encrypted, as was allowed")
         seen = time.monotonic()
         failures = 0
         while not self._stopping.is_set():
-            session = self._session = ActorSession(self._config, self._name, self._make_pool, self.metrics)
+            session = self._session = ActorSession(self._config, self._link, self._name, self._make_pool, self.metrics)
             ending, why = session.run(self._stopping)
             self.metrics.actor_connected = 0
             if ending is Ending.over:
@@ -113,11 +117,12 @@ def measured(metrics: ActorMetrics) -> codec.Measured:
 class ActorSession:
     """The life of one stream, seen from the actor."""
 
-    def __init__(self, config: ActorConfig, name: str, make_pool: MakePool, metrics: ActorMetrics) -> None:
+    def __init__(self, config: ActorConfig, link: Link, name: str, make_pool: MakePool, metrics: ActorMetrics) -> None:
         self._config = config
+        self._link = link
         self._name = name
         self._make_pool = make_pool
-        self._channel = grpc.insecure_channel(config.learner, options=client_options())
+        self._channel = link.open()
         self._pool: Pool | None = None
         self._pool_ready = threading.Event()
         self._leaving = threading.Event()
@@ -143,7 +148,7 @@ class ActorSession:
         """Streams until told to leave or until the stream breaks. Raises what cannot be mended by trying again."""
         watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         try:
-            call = open_stream(self._channel, self._outgoing())
+            call = open_stream(self._channel, self._outgoing(), self._link.metadata())
             self._call = call
             watchdog.start()
             return self._follow(call)
@@ -300,6 +305,8 @@ class ActorSession:
 
     def _judge(self, error: grpc.RpcError) -> tuple[Ending, str]:
         code, details = error.code(), self._stuck or error.details()
+        if self._pool is None:  # it was never welcome
+            self._link.check(code, details)
         if is_worth_retrying(code):
             return Ending.lost, f"no stream to {self._config.learner} ({code.name.lower()}: {details})"
         if self.answered:  # it was welcome until the environments sent something that was not

@@ -6,6 +6,7 @@
     ├── LearnerLost            the actor gave up on reaching a learner          exit 4
     ├── EnvFailed              the environment raised or stopped answering      exit 5
     ├── Refused                a peer's message was refused; ends its session   exit 6
+    │   ├── Unauthenticated    a token or certificate that is missing or not accepted
     │   ├── InvalidMessage     malformed
     │   ├── Mismatch           another protocol version or other spaces
     │   ├── NotGranted         an environment outside the session's lease
@@ -40,6 +41,10 @@ class EnvFailed(SeedrlError):
 class Refused(SeedrlError):
     exit_code = 6
     reason = "internal"  # as a label of metrics
+
+
+class Unauthenticated(Refused):
+    reason = "unauthenticated"
 
 
 class InvalidMessage(Refused):

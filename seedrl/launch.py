@@ -43,7 +43,7 @@ class Supervisor:
     def run(self) -> None:
         """Returns when training is over; exits after a signal, or with the learner's code if it failed."""
         with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
-            address = self._config.listen or f"unix:{private}/learner.sock"
+            address = f"unix:{private}/learner.sock"  # for its own actors, also if others come over the network
             self._forward_signals()
             try:
                 self._learner = self._start_learner(address)
@@ -89,12 +89,14 @@ class Supervisor:
         self._restart_at[number] = now + min(5.0, 0.5 * len(self._crashes))
 
     def _start_learner(self, address: str) -> subprocess.Popen[bytes]:
-        where = [f"run_dir={_quoted(str(self._run.path))}", f"listen={_quoted(address)}"]
+        private = "socket" if self._config.listen else "listen"
+        where = [f"run_dir={_quoted(str(self._run.path))}", f"{private}={_quoted(address)}"]
         return _start("seedrl", "learner", *self._overrides, *where)
 
     def _start_actor(self, number: int, address: str) -> None:
         self._restart_at.pop(number, None)
         settings = [f"learner={_quoted(address)}", f"name=actor-{number}", f"threads={self._config.actors.threads}"]
+        settings.append(f"security.token_file={_quoted(self._config.security.token_file)}")  # SEEDRL_TOKEN is inherited
         with self._log(number).open("ab") as log:
             self._actors[number] = _start("envs_server", *settings, stdout=log, stderr=log)
 

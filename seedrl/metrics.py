@@ -30,7 +30,7 @@ LEARNER_STAGES = ("wait", "gather", "forward", "backward", "optimize", "publish"
 
 MANY = 32  # values that are worth numpy's overhead
 
-REFUSALS = ("invalid_message", "mismatch", "not_granted", "too_late", "no_capacity", "internal")
+REFUSALS = (*("unauthenticated", "invalid_message", "mismatch", "not_granted", "too_late", "no_capacity", "internal"),)
 
 
 class Kind(Enum):
@@ -173,7 +173,9 @@ class ServingMetrics:
     )
     sessions_joined: int = counter("Sessions that were welcomed")
     sessions_left: int = counter("Sessions that ended because the actor left or its stream broke")
-    sessions_refused: dict[str, int] = counters("reason", REFUSALS, "Actors turned away before they joined")
+    sessions_refused: dict[str, int] = counters(
+        "reason", REFUSALS, "Actors turned away before they joined; unauthenticated: calls of any kind"
+    )
     sessions_evicted: dict[str, int] = counters("reason", REFUSALS, "Sessions that the learner ended")
     received_bytes: dict[str, int] = counters(
         "transport", ("message", "memory"), "Observations, rewards and flags received, in messages or shared memory"
@@ -238,6 +240,7 @@ class LearnerState:
     build_info: dict[str, str] = info("Versions: seedrl, python, torch, grpcio")
     run_info: dict[str, str] = info("What runs: env, model, device, run directory")
     ready: float = gauge("1 while actors are served")
+    insecure: float = gauge("1 if something is served beyond this machine without TLS and token, as was allowed")
     frames: int = counter("Simulator frames: env_steps times env.frame_skip")
     return_mean: float = gauge("Mean return of the last 100 episodes; NaN before the first one")
     policy_version: float = gauge("Version of the weights that act")

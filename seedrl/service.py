@@ -121,7 +121,8 @@ class LearnerService:
         try:
             address = self.monitor.listen = self.server.start()
             self.monitor.start()
-            self.run_directory.write_context({"pid": os.getpid(), "address": address, "metrics": self.monitor.address})
+            near = self.config.socket or address  # what people on this machine can reach without TLS
+            self.run_directory.write_context({"pid": os.getpid(), "address": near, "metrics": self.monitor.address})
             self._introduce(address)
             if self._wait_for_spaces(address):
                 self._build(self.sessions.spec.result())

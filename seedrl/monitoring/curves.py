@@ -14,7 +14,20 @@ from seedrl.rundir import RunDirectory, plain
 
 # Where, how often and how visibly a run happened, not what it was: sections or single settings.
 NOT_COMPARED = (
-    *("seed", "run_dir", "init_from", "listen", "display", "report", "metrics", "checkpoint", "device", "threads"),
+    *(
+        "seed",
+        "run_dir",
+        "init_from",
+        "listen",
+        "socket",
+        "security",
+        "display",
+        "report",
+        "metrics",
+        "checkpoint",
+        "device",
+        "threads",
+    ),
     *("actors.threads", "actors.max_restarts", "serving.max_message_mb", "serving.shared_memory"),
 )
 LARGEST = 1e100  # nothing measured is larger, and plots cannot show what is

@@ -18,6 +18,7 @@ from seedrl.config import (
     LearnerConfig,
     available_cores,
     check,
+    exposures,
     group_size,
     store_sizes,
     torch_threads,
@@ -41,7 +42,7 @@ class Finding(NamedTuple):
 
 def run_doctor(config: DoctorConfig) -> None:
     if config.learner or config.run:
-        verdict = learner_status(config.learner, config.run).verdict
+        verdict = learner_status(config).verdict
         print(f"bottleneck: {verdict.bottleneck}\n  {verdict.evidence}\n  {verdict.change}")
         return
     findings = []
@@ -59,6 +60,7 @@ def examine(config: LearnerConfig) -> Iterator[Finding]:
     yield from versions()
     yield from _guarded("settings", lambda: _settings(config))
     yield from _guarded("generated code", generated_code)
+    yield from _guarded("security", lambda: security(config))
     yield from _guarded("listen", lambda: ports(config))
     yield from _guarded("device", lambda: device(config))
     specs: list[EnvSpec] = []
@@ -90,6 +92,22 @@ def generated_code() -> Iterator[Finding]:
 
     methods = [method.name for method in inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].methods]
     yield Finding(True, f"generated code: fits protobuf {version('protobuf')}; {', '.join(methods)}")
+
+
+def security(config: LearnerConfig) -> Iterator[Finding]:
+    """The files fit each other, nobody else may read them, and what can be reached from elsewhere is protected."""
+    from seedrl.wire.tls import server_credentials
+    from seedrl.wire.tokens import Tokens, open_to_others
+
+    has_tls, has_token = bool(config.security.certificate_file), bool(Tokens(config.security))
+    if has_tls:
+        server_credentials(config.security)
+    parts = ["TLS"] * has_tls + ["certificates of actors"] * bool(config.security.ca_file) + ["tokens"] * has_token
+    yield Finding(True, f"security: {', '.join(parts) or 'neither TLS nor token'}")
+    yield from (
+        Finding(False, f"security: {name} can be read by others", False) for name in open_to_others(config.security)
+    )
+    yield from (Finding(False, f"security: {words}", is_fatal=False) for words in exposures(config))
 
 
 def ports(config: LearnerConfig) -> Iterator[Finding]:

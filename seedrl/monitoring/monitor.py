@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from seedrl import __version__
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, exposures
 from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.endpoint import Endpoint, Page
@@ -172,6 +172,7 @@ class Monitor:
             "run_dir": self._run_dir,
         }
         state.ready = float(status.state == "running")
+        state.insecure = float(bool(exposures(config)))
         state.frames = self._serving.env_steps * config.env.frame_skip
         state.return_mean = math.nan if mean is None else mean
         state.sessions_open = len(status.actors)

@@ -7,31 +7,31 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from seedrl.config import StatusConfig
+from seedrl.config import DoctorConfig, StatusConfig
 from seedrl.errors import ConfigError, LearnerLost
 from seedrl.monitoring.words import duration
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
-from seedrl.wire.channel import ask_status
+from seedrl.wire.channel import Link, ask_status
 from seedrl.wire.codec import decode_status
 
 ANSWER_SECONDS = 5.0
 
 
 def run_status(config: StatusConfig) -> None:
-    status = learner_status(config.learner, config.run)
+    status = learner_status(config)
     if config.json:
         print(json.dumps(asdict(status), indent=2))
     else:
         show(status, config.top, Console())
 
 
-def learner_status(learner: str, run: str) -> Status:
+def learner_status(config: StatusConfig | DoctorConfig) -> Status:
     """What a learner says of itself, found by its address, by its run directory, or as the newest below runs/."""
-    if learner:
-        return decode_status(ask_status(learner, ANSWER_SECONDS))
-    directory = Path(run) if run else _newest_run()
+    if config.learner:
+        return decode_status(ask_status(Link(config.learner, config.security), ANSWER_SECONDS))
+    directory = Path(config.run) if config.run else _newest_run()
     try:
-        return decode_status(ask_status(_address_in(directory), ANSWER_SECONDS))
+        return decode_status(ask_status(Link(_address_in(directory), config.security), ANSWER_SECONDS))
     except LearnerLost as error:
         raise LearnerLost(f"{error}; {_last_words(directory)}") from error
 

@@ -15,10 +15,11 @@ import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, exposures, is_socket
 from seedrl.errors import ConfigError, InvalidMessage, Mismatch, NoCapacity, Refused, TooLate
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.serving.batcher import Batcher
+from seedrl.serving.guard import TokenGuard
 from seedrl.serving.inference import Answer
 from seedrl.serving.sessions import OTHER_BYTES, Request, Session, SessionTable
 from seedrl.specs import EnvSpec
@@ -28,11 +29,14 @@ from seedrl.wire import codec
 from seedrl.wire.channel import SERVICE, server_options, service_handler
 from seedrl.wire.framing import StepParts
 from seedrl.wire.status import code_of
+from seedrl.wire.tls import server_credentials
+from seedrl.wire.tokens import Tokens, open_to_others
 
 HELLO_SECONDS = 10.0  # from connecting to the first message
 READY_SECONDS = 120.0  # to build a pool
 SPARE_RPCS = 64  # calls beyond one per slot: health checks, actors that are refused
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
+INTERNAL = "internal error of the learner"  # all that a peer is told of one
 
 Outbox = asyncio.Queue[pb.StreamResponse]
 
@@ -59,6 +63,7 @@ class Server:
         self._describe = describe
         self._outboxes: dict[int, Outbox] = {}
         self._loop = asyncio.new_event_loop()
+        self._tokens = Tokens(config.security, say=lambda words: say(f"learner: {words}"))
         self._health = health.aio.HealthServicer()
         self._farewell: asyncio.Future[pb.StreamResponse] = self._loop.create_future()
         self._bound: Future[str] = Future()
@@ -66,6 +71,10 @@ class Server:
 
     def start(self) -> str:
         """Serves from now on; returns the address bound. Raises ConfigError if that fails."""
+        for exposure in exposures(self._config):
+            self._say(f"learner: INSECURE, as security.allow_insecure allows: {exposure}")
+        for name in open_to_others(self._config.security):
+            self._say(f"learner: other users of this machine may read {name}; chmod 600 it")
         self._thread.start()
         return self._bound.result(timeout=10)
 
@@ -125,7 +134,9 @@ class Server:
     async def _serve(self) -> None:
         serving = self._config.serving
         server = grpc.aio.server(
-            options=server_options(serving.max_message_mb), maximum_concurrent_rpcs=serving.max_slots + SPARE_RPCS
+            interceptors=[TokenGuard(self._tokens, self._metrics, self._say)] if self._tokens else [],
+            options=server_options(serving.max_message_mb),
+            maximum_concurrent_rpcs=serving.max_slots + SPARE_RPCS,
         )
         server.add_generic_rpc_handlers((service_handler(self._stream, self._status),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -143,14 +154,24 @@ class Server:
         await server.stop(grace=0.5)
 
     def _bind(self, server: grpc.aio.Server) -> str:
+        """Returns the address of `listen`, with the port that was found if it named none."""
+        if self._config.socket:
+            self._add_port(server, self._config.socket, "socket")
         listen = self._config.listen
+        port = self._add_port(server, listen, "listen")
+        return listen if is_socket(listen) else f"{listen.rpartition(':')[0]}:{port}"
+
+    def _add_port(self, server: grpc.aio.Server, address: str, setting: str) -> int:
+        """With TLS if there is a certificate; a unix socket does without: who may open it says who may connect."""
+        security = self._config.security
         try:
-            port = server.add_insecure_port(listen)
+            if is_socket(address) or not security.certificate_file:
+                return int(server.add_insecure_port(address))
+            return int(server.add_secure_port(address, server_credentials(security)))
         except RuntimeError as error:
             raise ConfigError(
-                f"cannot listen on {listen}: the port is in use or the address is not of this machine; set listen=…"
+                f"cannot listen on {address}: the port is in use or the address is not of this machine; set {setting}=…"
             ) from error
-        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
     def _say_goodbye(self, goodbye: pb.StreamResponse) -> None:
         if not self._farewell.done():
@@ -185,10 +206,15 @@ class Server:
         except Exception as error:  # ours, and no business of the peer's
             counted["internal"] += 1
             self._say(f"learner: a session failed: {error!r}")
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error of the learner")
+            await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
 
     async def _status(self, _: Any, context: Any) -> pb.StatusResponse:
-        return codec.encode_status(self._describe())
+        try:
+            return codec.encode_status(self._describe())
+        except Exception as error:  # ours, and no business of the peer's
+            self._say(f"learner: no status could be told: {error!r}")
+            await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
+            raise
 
     def _admit(self, hello: pb.Hello, peer: str) -> tuple[Session, codec.Job]:
         """A session for an actor that speaks our language, if there is room."""

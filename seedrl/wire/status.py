@@ -2,9 +2,10 @@
 
 import grpc
 
-from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, NotGranted, Refused, TooLate
+from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, NotGranted, Refused, TooLate, Unauthenticated
 
 _CODES: dict[type[Refused], grpc.StatusCode] = {
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
     Mismatch: grpc.StatusCode.FAILED_PRECONDITION,
     NotGranted: grpc.StatusCode.PERMISSION_DENIED,
