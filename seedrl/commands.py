@@ -33,6 +33,7 @@ from seedrl.config import (
     check,
 )
 from seedrl.errors import ConfigError, SeedrlError
+from seedrl.wire.address import refuse_if_taken
 
 
 def _run(config: RunConfig) -> None:
@@ -43,6 +44,7 @@ def _run(config: RunConfig) -> None:
 
 def _learner(config: LearnerConfig) -> None:
     check(config)  # before torch is imported: that takes seconds
+    refuse_if_taken(config.listen)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in our own words
     from seedrl.service import run_learner

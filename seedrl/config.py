@@ -115,6 +115,8 @@ class ActorsConfig:
 class CheckpointConfig:
     seconds: float = key(60.0, "seconds between checkpoints")
     keep: int = key(3, "newest checkpoints kept")
+    keep_best: bool = key(True, "keep the one with the best mean return of 100 episodes as well")
+    milestones: int = key(0, "keep the first one of every so many environment steps as well; 0 for none")
 
 
 @dataclass
@@ -163,6 +165,9 @@ class LearnerConfig:
     listen: str = key("127.0.0.1:50051", "address the learner serves on: HOST:PORT or unix:PATH")
     socket: str = key("", "unix:PATH served besides listen, without TLS; `seedrl run` has one for its own actors")
     run_dir: str = key("", "the run's directory; an existing one is resumed; empty for runs/<env>/<time>")
+    max_restarts: int = key(
+        5, "times within ten minutes that `seedrl run` restarts a crashed learner before it gives up"
+    )
     init_from: str = key("", "run or checkpoint directory to take the initial weights from")
     device: Device = key(Device.auto, "auto | cpu | cuda")
     threads: int = key(0, "torch threads of inference and of training; 0 for half the cores each")
@@ -283,6 +288,8 @@ def check(config: LearnerConfig) -> None:
     _require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
     _require(config.stop.env_steps >= 1, f"stop.env_steps={config.stop.env_steps} must be at least 1")
     _require(config.checkpoint.keep >= 1, f"checkpoint.keep={config.checkpoint.keep} must be at least 1")
+    _require(config.checkpoint.milestones >= 0, f"checkpoint.milestones={config.checkpoint.milestones} is negative")
+    _require(config.max_restarts >= 0, f"max_restarts={config.max_restarts} must not be negative")
     _require(min(config.env.keep, default=0) >= 0, f"env.keep={config.env.keep} must hold indices from 0 on")
     _require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")
     _require(

@@ -12,7 +12,8 @@
     │   ├── NotGranted         an environment outside the session's lease
     │   ├── TooLate            no message in time
     │   └── NoCapacity         more environments than the learner has slots for
-    └── ThreadDied             a part of the learner stopped; so does the learner  exit 7
+    ├── ThreadDied             a part of the learner stopped; so does the learner  exit 7
+    └── Diverged               losses or gradients were not finite, again and again  exit 8
 
 A message says what happened, what was seen, and what to change.
 """
@@ -69,3 +70,7 @@ class NoCapacity(Refused):
 
 class ThreadDied(SeedrlError):
     exit_code = 7
+
+
+class Diverged(SeedrlError):
+    exit_code = 8

@@ -206,7 +206,7 @@ class LearningMetrics:
     """Written by the learner thread."""
 
     updates: int = counter("Updates of the weights, skipped ones included")
-    skipped_updates: int = counter("Updates left out because the gradient was not finite")
+    skipped_updates: int = counter("Updates left out because the loss or the gradient was not finite")
     trained_steps: int = counter("Steps trained on")
     unrolls_trained: int = counter("Unrolls trained on; over seedrl_unrolls_made_total it is the reuse")
     learner_seconds: dict[str, float] = counters(
@@ -225,6 +225,7 @@ class LearningMetrics:
     entropy_cost: float = gauge("Weight of the entropy bonus")
     checkpoint_seconds: Histogram = histogram(SECONDS, "Time to write a checkpoint")
     checkpoints_failed: int = counter("Checkpoints that could not be written")
+    checkpoints_damaged: int = counter("Checkpoints found damaged when the run was resumed; the one before was used")
     checkpoint_timestamp_seconds: float = gauge("When the newest checkpoint was written, Unix time; 0 for none yet")
 
     @property

@@ -39,8 +39,13 @@ class Resumable:
             "learning": totals_of(self.learning),
             "returns": list(self.serving.returns.copy()),
             "lengths": list(self.serving.lengths.copy()),
+            "score": self._score(),
         }
         return Checkpoint(tensors, state)
+
+    def _score(self) -> float | None:
+        """The mean return, once it is one of a hundred episodes: a lucky first one is not the best policy."""
+        return self.serving.return_mean_100 if len(self.serving.returns) == self.serving.returns.maxlen else None
 
     def restore(self, checkpoint: Checkpoint) -> float:
         """Puts a snapshot back, but for the counters; returns the seconds the run had taken."""

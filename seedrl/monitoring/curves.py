@@ -21,6 +21,7 @@ NOT_COMPARED = (
         "listen",
         "socket",
         "security",
+        "max_restarts",
         "display",
         "report",
         "metrics",

@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -48,11 +48,16 @@ class Endpoint:
         pages: Mapping[str, Callable[[], Page]],
         on_error: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        unkept: Collection[str] = (),
     ) -> None:
+        """Pages are kept for a moment, but for the `unkept`, which have to be cheap."""
         self._listen = listen
         self._host, self._port = address_of(listen)
         self._names = {"localhost", self._host.lower(), socket.gethostname().lower()}
-        self._pages = {path: _Kept(path, make, on_error, clock) for path, make in pages.items()}
+        self._pages = {
+            path: _Kept(path, make, on_error, clock, 0.0 if path in unkept else FRESH_SECONDS)
+            for path, make in pages.items()
+        }
         self._on_error = on_error
         self._is_private = True  # only this machine can reach it; others may ask by whatever name they know
         self._connections: set[asyncio.Task[None]] = set()
@@ -186,12 +191,18 @@ class _Kept:
     """One page, and its content for as long as that is fresh. Owned by the endpoint's thread."""
 
     def __init__(
-        self, path: str, make: Callable[[], Page], on_error: Callable[[str], None], clock: Callable[[], float]
+        self,
+        path: str,
+        make: Callable[[], Page],
+        on_error: Callable[[str], None],
+        clock: Callable[[], float],
+        fresh_seconds: float,
     ) -> None:
         self._path = path
         self._make = make
         self._on_error = on_error
         self._clock = clock
+        self._fresh_seconds = fresh_seconds
         self._page = Page(b"")
         self._fresh_until = float("-inf")
         self._is_broken = False
@@ -199,7 +210,7 @@ class _Kept:
     def page(self) -> Page:
         if self._clock() >= self._fresh_until:
             self._page = self._made()
-            self._fresh_until = self._clock() + FRESH_SECONDS
+            self._fresh_until = self._clock() + self._fresh_seconds
         return self._page
 
     def _made(self) -> Page:

@@ -32,7 +32,8 @@ from seedrl.store import Store
 ROW_SECONDS = 5.0  # between rows of metrics.jsonl
 EARLY_SECONDS = 60.0  # every look is written down until then, so that a short run leaves a curve, too
 LOOKS = 10  # that a row covers
-WEDGED_SECONDS = 30.0  # without a sign of life from the server thread
+WEDGED_SECONDS = 60.0  # without a batch, although somebody waits for one
+PROBES = ("/healthz", "/readyz")  # who asks them wants to know about now
 
 
 class Monitor:
@@ -69,8 +70,11 @@ class Monitor:
             }
         )
         self._exposition = Exposition(serving, learning, self._state, refresh=self._refresh)
-        self._endpoint = Endpoint(config.metrics, self._pages(), on_error=say) if config.metrics else None
-        self.is_draining = False
+        self._endpoint = (
+            Endpoint(config.metrics, self._pages(), on_error=say, unkept=PROBES) if config.metrics else None
+        )
+        self.is_ready = False  # set by the server thread, once it is warmed up
+        self.is_draining = False  # set by whoever asks the learner to stop
         self.device = ""
         self.listen = ""  # where actors find the learner
         self.address = ""  # of the endpoint; empty for none
@@ -118,6 +122,20 @@ class Monitor:
 
     # For any thread.
 
+    @property
+    def state(self) -> str:
+        return "draining" if self.is_draining else "running" if self.is_ready else "waiting"
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long somebody has waited for a batch, if nobody has had one meanwhile."""
+        is_expected = self._sampler is not None and not self.is_draining  # batches end before the last checkpoint
+        return time.monotonic() - self._batches.alive_at if is_expected else 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        return self.silent_seconds <= WEDGED_SECONDS
+
     def status(self) -> Status:
         config = self._config
         now = time.monotonic()
@@ -125,7 +143,7 @@ class Monitor:
         actors = [_actor_status(session, version, now) for session in list(self._sessions.open.values())]
         actors.sort(key=lambda actor: (actor.silent_seconds < SILENT_SECONDS, -actor.round_trip_seconds))
         return Status(
-            state="draining" if self.is_draining else "running" if self._sampler else "waiting",
+            state=self.state,
             version=__version__,
             env=config.env.id,
             device=self.device,
@@ -151,15 +169,12 @@ class Monitor:
         }
 
     def _healthz(self) -> Page:
-        is_expected = self._sampler is not None and not self.is_draining  # batches end before the last checkpoint
-        silent = time.monotonic() - self._batches.alive_at if is_expected else 0.0
-        if silent > WEDGED_SECONDS:
-            return Page(f"the server thread has done nothing for {silent:.0f} s\n".encode(), status=503)
-        return Page(b"alive\n")
+        if self.is_alive:
+            return Page(b"alive\n")
+        return Page(f"rows wait and no batch has run for {self.silent_seconds:.0f} s\n".encode(), status=503)
 
     def _readyz(self) -> Page:
-        state = self.status().state
-        return Page(f"{state}\n".encode(), status=200 if state == "running" else 503)
+        return Page(f"{self.state}\n".encode(), status=200 if self.state == "running" else 503)
 
     def _refresh(self) -> None:
         """Runs in the endpoint's thread, for one look at a time."""
@@ -200,8 +215,9 @@ def _json(content: dict[str, Any]) -> Page:
 def trouble(serving: ServingMetrics, learning: LearningMetrics) -> dict[str, int]:
     """Whatever was dropped, skipped or refused, in words; nothing that is zero."""
     counts = {
-        "updates skipped: gradient not finite": learning.skipped_updates,
+        "updates skipped: loss or gradient not finite": learning.skipped_updates,
         "checkpoints that could not be written": learning.checkpoints_failed,
+        "checkpoints found damaged": learning.checkpoints_damaged,
         **{f"rows dropped: {reason}": count for reason, count in serving.rows_dropped.items()},
         **{f"unrolls dropped: {reason}": count for reason, count in serving.unrolls_dropped.items()},
         **{f"actors refused: {reason}": count for reason, count in serving.sessions_refused.items()},

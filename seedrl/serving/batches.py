@@ -49,7 +49,7 @@ class Batches:
         self._metrics = metrics
         self._may_go_on = may_go_on  # false while a lock-step run waits for an update
         self._stopping = False
-        self.alive_at = time.monotonic()  # no longer than a batch and a pause ago, if all is well
+        self.alive_at = time.monotonic()  # when the newest batch ended, or when last nobody waited for one
         self._loop: asyncio.AbstractEventLoop | None = None
         self._paused: asyncio.Future[None] | None = None
         self._pauses: deque[Pause] = deque(maxlen=64)  # that made requests wait, of late
@@ -59,12 +59,14 @@ class Batches:
         """Until `stop`."""
         self._loop = asyncio.get_running_loop()
         while not self._stopping:
-            self.alive_at = time.monotonic()
+            if not self._batcher.waiting_rows:
+                self.alive_at = time.monotonic()
             if not self._inference.finish_unrolls() or not self._may_go_on():
                 await self._pause(LONGEST_PAUSE, "hold")  # actors wait for the learner
             elif requests := self._batcher.take():
                 self._count_waits(requests, time.monotonic())
                 self._inference.run(requests)
+                self.alive_at = time.monotonic()
                 await self._account("send", asyncio.sleep(0))  # answers leave, what has come meanwhile is read
             else:
                 await self._wait_for_rows()

@@ -26,12 +26,15 @@ from seedrl.specs import EnvSpec
 from seedrl.status import Status
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
+from seedrl.wire.address import refuse_if_taken
 from seedrl.wire.channel import SERVICE, server_options, service_handler
 from seedrl.wire.framing import StepParts
 from seedrl.wire.status import code_of
 from seedrl.wire.tls import server_credentials
 from seedrl.wire.tokens import Tokens, open_to_others
 
+READY = ("", SERVICE, "ready")  # names that health is asked by: restored, warmed up, not draining
+LIVE = "live"  # batches go on
 HELLO_SECONDS = 10.0  # from connecting to the first message
 READY_SECONDS = 120.0  # to build a pool
 SPARE_RPCS = 64  # calls beyond one per slot: health checks, actors that are refused
@@ -80,8 +83,11 @@ class Server:
 
     def set_ready(self, ready: bool) -> None:
         status = health_pb2.HealthCheckResponse
-        value = status.SERVING if ready else status.NOT_SERVING
-        self._call(self._set_health, value)
+        self._call(self._set_health, dict.fromkeys(READY, status.SERVING if ready else status.NOT_SERVING))
+
+    def set_live(self, live: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        self._call(self._set_health, {LIVE: status.SERVING if live else status.NOT_SERVING})
 
     def run(self, work: Coroutine[Any, Any, None]) -> "Future[None]":
         """Runs something in the server thread, besides the streams; a failure of it is one of the server."""
@@ -127,8 +133,8 @@ class Server:
             else:
                 self._on_failure(error)
 
-    def _set_health(self, value: int) -> None:
-        for name in ("", SERVICE):
+    def _set_health(self, values: dict[str, int]) -> None:
+        for name, value in values.items():
             self._loop.create_task(self._health.set(name, value))
 
     async def _serve(self) -> None:
@@ -141,8 +147,9 @@ class Server:
         server.add_generic_rpc_handlers((service_handler(self._stream, self._status),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        for name in ("", SERVICE):
+        for name in READY:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         address = self._bind(server)
         await server.start()
         self._bound.set_result(address)
@@ -164,6 +171,7 @@ class Server:
     def _add_port(self, server: grpc.aio.Server, address: str, setting: str) -> int:
         """With TLS if there is a certificate; a unix socket does without: who may open it says who may connect."""
         security = self._config.security
+        refuse_if_taken(address, setting)
         try:
             if is_socket(address) or not security.certificate_file:
                 return int(server.add_insecure_port(address))

@@ -304,6 +304,7 @@ class Wire:
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.accepted: list[float] = []  # when somebody connected
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
@@ -334,6 +335,7 @@ class Wire:
         while True:
             try:
                 near, _ = self._listener.accept()
+                self.accepted.append(time.monotonic())
             except OSError:  # closed
                 return
             try:
