@@ -15,7 +15,7 @@ import torch
 from envs_server.actor import Actor
 from seedrl.config import ActorConfig, LearnerConfig
 from seedrl.service import LearnerService
-from tests.integration.support import InThread
+from tests.integration.support import InThread, RunningLearner
 from tests.integration.waiting import free_address
 
 EVENTS = ("pickle.find_class", "marshal.load", "marshal.loads", "exec", "compile", "code.__new__")
@@ -41,8 +41,7 @@ def train(run_dir: str, env_steps: int) -> int:
     config.actors.envs, config.serving.max_slots = 8, 16
     config.stop.env_steps, config.checkpoint.seconds = env_steps, 0.0
     config.display = type(config.display).none
-    service = LearnerService(config)
-    learner = InThread(service.run)
+    learner = RunningLearner(LearnerService(config))
     InThread(Actor(ActorConfig(learner=config.listen), say=lambda _: None).run).join()
     updates: int = learner.join()["updates"]
     return updates

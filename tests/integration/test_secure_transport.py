@@ -290,7 +290,6 @@ def test_learner_whose_secrets_others_may_read_says_so_and_never_what_they_are(
     "command",
     [
         ("learner", "listen=0.0.0.0:0"),
-        ("run", "listen=0.0.0.0:0"),
         ("learner", "metrics=0.0.0.0:0"),
         ("actor", "learner=10.0.0.1:1"),
         ("status", "learner=10.0.0.1:1"),
