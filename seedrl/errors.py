@@ -10,6 +10,7 @@
     │   ├── Mismatch           another protocol version or other spaces
     │   ├── NotGranted         an environment outside the session's lease
     │   ├── TooLate            no message in time
+    │   ├── Superseded         another session of the same actor is newer
     │   └── NoCapacity         more environments than the learner has slots for
     └── ThreadDied             a part of the learner stopped; so does the learner  exit 7
 
@@ -56,6 +57,10 @@ class NotGranted(Refused):
 
 class TooLate(Refused):
     reason = "too_late"
+
+
+class Superseded(Refused):
+    reason = "superseded"
 
 
 class NoCapacity(Refused):

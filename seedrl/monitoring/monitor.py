@@ -195,6 +195,7 @@ def trouble(serving: ServingMetrics, learning: LearningMetrics) -> dict[str, int
     counts = {
         "updates skipped: gradient not finite": learning.skipped_updates,
         "checkpoints that could not be written": learning.checkpoints_failed,
+        "sessions after environments had failed": serving.actors_env_failures,
         **{f"rows dropped: {reason}": count for reason, count in serving.rows_dropped.items()},
         **{f"unrolls dropped: {reason}": count for reason, count in serving.unrolls_dropped.items()},
         **{f"actors refused: {reason}": count for reason, count in serving.sessions_refused.items()},

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.errors import InvalidMessage, NotGranted
+from seedrl.errors import InvalidMessage, Mismatch, NotGranted
 from seedrl.specs import DTYPES, ArraySpec, EnvSpec
 from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
@@ -30,6 +30,8 @@ FLAGS = np.dtype("u1")
 ACTION = np.dtype("<i4")
 
 MAX_NAME = 128
+MAX_INSTANCE = 64
+MAX_REASON = 512
 MAX_RANK = 8
 MAX_ACTIONS = 65_536
 
@@ -41,6 +43,16 @@ class Rows(NamedTuple):
     observation: NDArray[Any]  # [n, ...]
     reward: NDArray[np.float32]  # [n]
     flags: NDArray[np.uint8]  # [n]  sum of TERMINATED, TRUNCATED, RESET
+
+
+class Greeting(NamedTuple):
+    """Who an actor says it is. Explained in the protocol."""
+
+    name: str
+    host: str = ""
+    instance: str = ""
+    epoch: int = 0
+    env_failure: str = ""
 
 
 class Measured(NamedTuple):
@@ -71,8 +83,31 @@ class Job(NamedTuple):
     seed: int
 
 
-def encode_hello(actor_name: str, host: str = "") -> pb.StreamRequest:
-    return pb.StreamRequest(hello=pb.Hello(protocol_version=PROTOCOL_VERSION, actor_name=actor_name, host=host))
+def encode_hello(greeting: Greeting) -> pb.StreamRequest:
+    return pb.StreamRequest(
+        hello=pb.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            actor_name=greeting.name,
+            host=greeting.host,
+            instance=greeting.instance,
+            epoch=greeting.epoch,
+            env_failure=greeting.env_failure,
+        )
+    )
+
+
+def decode_hello(hello: pb.Hello) -> Greeting:
+    """Words for people are shortened and made printable: they end up in logs and terminals."""
+    _expect_version(hello.protocol_version, us="this learner", them="the actor")
+    if len(hello.instance) > MAX_INSTANCE:
+        raise InvalidMessage(f"instance: expected at most {MAX_INSTANCE} characters, saw {len(hello.instance)}")
+    return Greeting(
+        name=_printable(hello.actor_name, MAX_NAME),
+        host=hello.host,
+        instance=hello.instance,
+        epoch=hello.epoch,
+        env_failure=_printable(hello.env_failure, MAX_REASON),
+    )
 
 
 def encode_welcome(job: Job) -> pb.StreamResponse:
@@ -90,6 +125,7 @@ def encode_welcome(job: Job) -> pb.StreamResponse:
 
 
 def decode_welcome(welcome: pb.Welcome) -> Job:
+    _expect_version(welcome.protocol_version, us="this actor", them="the learner")
     try:
         options = json.loads(welcome.env.options_json or "{}")
     except (ValueError, RecursionError) as error:
@@ -243,6 +279,17 @@ def decode_status(status: pb.StatusResponse) -> Status:
             for actor in status.actors
         ],
     )
+
+
+def _expect_version(seen: int, us: str, them: str) -> None:
+    if seen != PROTOCOL_VERSION:
+        raise Mismatch(
+            f"protocol_version: {us} speaks {PROTOCOL_VERSION}, {them} {seen}; install the same seedrl on both"
+        )
+
+
+def _printable(text: str, length: int) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:length])
 
 
 def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | None, n: int) -> memoryview:

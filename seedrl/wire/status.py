@@ -2,13 +2,14 @@
 
 import grpc
 
-from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, NotGranted, Refused, TooLate
+from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, NotGranted, Refused, Superseded, TooLate
 
 _CODES: dict[type[Refused], grpc.StatusCode] = {
     InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
     Mismatch: grpc.StatusCode.FAILED_PRECONDITION,
     NotGranted: grpc.StatusCode.PERMISSION_DENIED,
     TooLate: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Superseded: grpc.StatusCode.ABORTED,
     NoCapacity: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 

@@ -215,12 +215,16 @@ class RawActor:
     def receive(self) -> pb.StreamResponse:
         return next(self._call)
 
-    def join(self, spec: EnvSpec = SPEC, name: str = "raw") -> codec.Job:
+    def join(self, spec: EnvSpec = SPEC, **greeting: Any) -> codec.Job:
         """Hello, Welcome, Ready."""
-        self.send(codec.encode_hello(name))
+        self.hello(**greeting)
         job = codec.decode_welcome(self.receive().welcome)
         self.send(codec.encode_ready(spec))
         return job
+
+    def hello(self, **greeting: Any) -> None:
+        """Fields of Greeting; nothing of a real actor but its name."""
+        self.send(codec.encode_hello(codec.Greeting(**{"name": "raw", **greeting})))
 
     def step(self, request_id: int = 1, **changes: Any) -> None:
         self.send(step_message(request_id, **changes))
