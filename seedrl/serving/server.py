@@ -5,6 +5,7 @@ One asyncio loop in the thread `server` runs every session: a reader, and a writ
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -33,10 +34,12 @@ HELLO_SECONDS = 10.0  # from connecting to the first message
 READY_SECONDS = 120.0  # to build a pool
 SPARE_STREAMS = 64  # streams beyond one per slot: of actors that have not said hello
 SPARE_RPCS = 64  # calls beyond those: health, status, streams that are refused
-OTHER_MESSAGES = 3  # of an outbox, besides one Act per environment: Welcome, Memory, Control
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
 
 Outbox = asyncio.Queue[pb.StreamResponse]
+
+# What goes wrong in a stream is said here, in one line. gRPC would add a traceback for every peer that vanishes.
+logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
 
 
 class Server:
@@ -110,6 +113,7 @@ class Server:
             if outbox is not None:
                 action = own[0][1] if len(own) == 1 else np.concatenate([each for _, each in own])
                 outbox.put_nowait(codec.encode_act([request.request_id for request, _ in own], action))
+                own[0][0].session.unsent += action.size
                 self._metrics.sent_bytes += action.size * codec.ACTION.itemsize
 
     def _run(self) -> None:
@@ -218,7 +222,7 @@ class Server:
     async def _session(self, context: Any, session: Session, job: codec.Job, greeting: codec.Greeting) -> None:
         """From Welcome to the end of the stream."""
         outbox = self._outboxes[session.id] = asyncio.Queue()
-        writer = self._loop.create_task(_drain(outbox, context), name=f"writer-{session.id}")
+        writer = self._loop.create_task(_drain(outbox, session, context), name=f"writer-{session.id}")
         try:
             async with asyncio.timeout(None) as self._limits[session.id]:
                 outbox.put_nowait(self._farewell.result() if self._farewell.done() else codec.encode_welcome(job))
@@ -274,13 +278,11 @@ class Server:
 
     async def _read(self, context: Any, session: Session, spec: EnvSpec) -> None:
         spent = self._metrics.serving_seconds
-        outbox, most_unread = self._outboxes[session.id], len(session.slots) + OTHER_MESSAGES
         while (message := await context.read()) is not grpc.aio.EOF:
             timer = Stopwatch(spent)
             session.heard = timer.last
             if isinstance(message, StepParts):
-                if outbox.qsize() > most_unread:
-                    raise InvalidMessage(f"message: expected no step before acts are read, saw {outbox.qsize()} unread")
+                session.expect_reader()
                 self._batcher.submit(self._request(message, session, spec))
             elif message.HasField("report"):
                 self._count_report(session.measure(codec.decode_report(message.report)))
@@ -325,6 +327,8 @@ def _kind(message: pb.StreamRequest | StepParts) -> str | None:
     return "step" if isinstance(message, StepParts) else message.WhichOneof("message")
 
 
-async def _drain(outbox: Outbox, context: Any) -> None:
+async def _drain(outbox: Outbox, session: Session, context: Any) -> None:
     while True:
-        await context.write(await outbox.get())
+        message = await outbox.get()
+        session.unsent -= len(message.act.action) // codec.ACTION.itemsize
+        await context.write(message)  # waits for an actor that does not read

@@ -29,6 +29,7 @@ class Session:
     slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
     expects: NDArray[np.uint8]  # [num_envs]  of its next row: RESET or 0; IN_FLIGHT: none before its action
     in_flight: int = 0  # rows that wait for their actions
+    unsent: int = 0  # actions that wait for the actor to read those before
     memory: OfferedBuffers | None = None  # shared with the actor
     busy_buffers: set[int] = field(default_factory=set)  # of that memory: a request in flight uses them
     alive: bool = True
@@ -65,6 +66,14 @@ class Session:
         self.expects[rows.env_id] = EXPECTED_AFTER[rows.flags]
         self.in_flight -= len(rows.env_id)
         self.told = time.monotonic()
+
+    def expect_reader(self) -> None:
+        """Whoever reads Acts before it steps on has no more actions ahead of it than environments."""
+        if self.unsent > len(self.slots):
+            raise InvalidMessage(
+                f"message: expected no step before acts are read, saw {self.unsent} actions for "
+                f"{len(self.slots)} environments unread"
+            )
 
     def owes_since(self) -> float | None:
         """Since when it could have sent a Step; None while all of its environments wait for actions."""

@@ -308,7 +308,8 @@ class Wire:
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._open: list[socket.socket] = []
+        self._open: list[socket.socket] = []  # the actor's end, the learner's, the next actor's …
+        self._half_open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
 
@@ -319,8 +320,16 @@ class Wire:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
+        for end in self._half_open:
+            end.close()
         for thread in self._threads:
             thread.join(DEADLINE)
+
+    def cut_unnoticed(self) -> None:
+        """Ends every connection as actors see it; to the learner they are open, and nobody speaks."""
+        self._half_open += [far.dup() for far in self._open[1::2]]
+        self._open = self._open[::2]
+        self.cut()
 
     def cut(self) -> None:
         """Ends every connection at once, without any goodbye of HTTP/2."""
