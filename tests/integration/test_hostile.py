@@ -262,10 +262,8 @@ def test_fifty_thousand_connections_of_strangers(victim: Victim) -> None:
         subprocess.run([sys.executable, "-m", "tests.integration.strangers", *arguments], cwd=ROOT, check=True)
         return float(np.quantile(trips.seconds, 0.99))
 
-    sink = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.strangers", "sink"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    try:
+    command = [sys.executable, "-m", "tests.integration.strangers", "sink"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as sink:
         assert sink.stdout is not None
         addresses = sink.stdout.readline().strip(), victim.address
         with victim.growing_at_most(64), Health(victim.address) as health:
@@ -274,9 +272,7 @@ def test_fifty_thousand_connections_of_strangers(victim: Victim) -> None:
                 for seed in range(5)
                 for say in STRANGERS
             ]
-    finally:
         sink.kill()
-        sink.wait()
     usual, meanwhile = np.median(rounds, axis=0)
     print(f"neighbours' p99 {1000 * usual:.1f} ms, during a flood {1000 * meanwhile:.1f} ms; health {health.p99:.3f} s")
     assert meanwhile <= 2 * usual
