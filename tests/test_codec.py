@@ -17,6 +17,7 @@ from seedrl.wire import codec
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.wire.framing import StepParts, parse, serialize
 from tests.fakes import make_job, make_spec
+from tests.fuzz.decoder import examples, feed
 
 NUM_ENVS = 8
 SPEC = make_spec(shape=(3,), dtype="float32")
@@ -313,6 +314,28 @@ def test_decode_others_random_fields_raises_only_refused(blob: bytes, text: str,
         except Refused:
             continue
         assert decoded is not None
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    example=st.sampled_from(examples()),
+    cuts=st.lists(st.tuples(st.integers(0, 80), st.integers(0, 8), st.binary(max_size=8)), max_size=4),
+)
+def test_decode_anything_near_a_good_message_raises_only_refused(
+    example: bytes, cuts: list[tuple[int, int, bytes]]
+) -> None:
+    """B5: as tests/fuzz does a million times."""
+    data = example
+    for at, length, replacement in cuts:
+        data = data[:at] + replacement + data[at + length :]
+    feed(data)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=200))
+def test_decode_any_bytes_raises_only_refused(data: bytes) -> None:
+    """B5."""
+    feed(data)
 
 
 def test_spec_printed_reads_as_a_type() -> None:

@@ -51,14 +51,14 @@ class Session:
         """Checks what no single message shows: one row in flight per environment, resets exactly where they belong."""
         if buffer:
             self._use(buffer)
-        expected = self.expects[rows.env_id]
-        if ((rows.flags & RESET) != expected).any():
+        expected = self.expects.take(rows.env_id)
+        if (rows.flags & RESET).tobytes() != expected.tobytes():  # bytes: half the time of comparing arrays
             raise self._complaint(rows)
-        if expected.any() and rows.reward[expected == RESET].any():
+        if np.count_nonzero(expected) and rows.reward[expected == RESET].any():
             raise InvalidMessage("reward: expected 0 on RESET rows, saw something else")
-        self.expects[rows.env_id] = IN_FLIGHT
+        self.expects.put(rows.env_id, IN_FLIGHT)
         self.in_flight += len(rows.env_id)
-        if np.count_nonzero(self.expects == IN_FLIGHT) != self.in_flight:
+        if self.expects.tobytes().count(IN_FLIGHT) != self.in_flight:
             raise InvalidMessage("env_id: expected each environment once, saw one twice")
 
     def answered(self, rows: Rows, buffer: int = 0) -> None:
@@ -180,7 +180,7 @@ class SessionTable:
             epoch=greeting.epoch,
             peer=peer,
             slots=np.array(slots, np.int64),
-            expects=np.full(actors.envs, RESET),
+            expects=np.full(actors.envs, RESET, np.uint8),
         )
         self.open[session.id] = session
         return session, self._job(session)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import timeit
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +16,10 @@ from seedrl.service import LearnerService
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options, open_stream
+from seedrl.wire.framing import StepParts, parse, serialize
 from tests.fakes import make_spec
 from tests.integration.conftest import StartActor, StartLearner
-from tests.integration.support import NUM_ACTIONS, OracleModel, RawActor, RunningLearner, make_rows
+from tests.integration.support import NUM_ACTIONS, SPEC, OracleModel, RawActor, RunningLearner, make_rows
 from tests.integration.waiting import DEADLINE, eventually
 
 Code = grpc.StatusCode
@@ -69,6 +71,35 @@ def watch_waits(learner: RunningLearner) -> list[float]:
 
     learner.service.serving.queue_wait_seconds = Waits(SECONDS)
     return waits
+
+
+# What checking costs.
+
+
+def test_checking_costs_at_most_two_percent_of_a_step(start_learner: StartLearner) -> None:
+    """B2: of the fastest round trip there is, without any environment; the best of many on both sides."""
+    envs = 32
+    learner = start_learner(serving__max_slots=envs, actors__envs=envs)
+    with RawActor(learner.address) as raw:
+        session = learner.service.sessions.open[raw.join().session_id]
+        trips = []
+        for number in range(300):
+            rows = make_rows(range(envs), flags=0 if number else codec.RESET)
+            began = time.perf_counter()
+            raw.send(codec.encode_step(number, rows))
+            assert raw.receive().act.request_id == [number]
+            trips.append(time.perf_counter() - began)
+    step = parse(serialize(codec.encode_step(1, make_rows(range(envs), flags=0))))
+    assert isinstance(step, StepParts)
+
+    def check() -> None:
+        rows = codec.decode_step(step, SPEC, envs)
+        session.admit(rows)
+        session.answered(rows)
+
+    checks = min(timeit.repeat(check, number=100, repeat=20)) / 100
+    print(f"checks {1e6 * checks:.1f} µs of {1e6 * min(trips):.0f} µs: {100 * checks / min(trips):.2f} %")
+    assert checks <= 0.02 * min(trips)
 
 
 # Every queue.

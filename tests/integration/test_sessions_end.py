@@ -1,17 +1,20 @@
 """How sessions end when nobody says goodbye: superseded, silent, stopped."""
 
 import signal
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
+from seedrl.service import LearnerService
 from seedrl.serving.sessions import Request
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, Process
 from tests.integration.support import RawActor, RunningLearner, Wire, make_rows
-from tests.integration.waiting import eventually, free_address
+from tests.integration.waiting import DEADLINE, eventually, free_address
 
 Code = grpc.StatusCode
 
@@ -142,6 +145,41 @@ def test_actor_may_be_silent_for_ever_if_told_so(start_learner: StartLearner) ->
         eventually(lambda: session in learner.service.sessions.open)
         raw.step()
         assert raw.receive().HasField("act")
+
+
+# A learner that is wedged.
+
+
+class WedgedService(LearnerService):
+    """Stands still in its first batch, port open, until `gate` opens."""
+
+    gate: threading.Event
+
+    def _build(self, spec: Any) -> None:
+        super()._build(spec)
+        run = self.batches._inference.run
+
+        def wedged(requests: list[Request]) -> None:
+            assert self.gate.wait(DEADLINE)
+            run(requests)
+
+        self.batches._inference.run = wedged  # type: ignore[method-assign]
+
+
+def test_wedged_learner_is_given_up_after_the_step_deadline_and_joined_again_when_it_goes_on(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    """A4: the actor says so and tries again; attempts the learner never saw leave nothing behind."""
+    WedgedService.gate = threading.Event()
+    learner = start_learner(WedgedService, serving__max_slots=4)
+    actor = start_actor(learner.address, step_deadline=0.3)
+    eventually(lambda: actor.says("the learner has not answered for"))
+    eventually(lambda: actor.actor.metrics.actor_failures >= 3)
+    WedgedService.gate.set()
+    eventually(lambda: actor.requests > 10)
+    eventually(lambda: len(learner.service.sessions.open) == 1)
+    assert learner.service.serving.sessions_refused["no_capacity"] == 0
+    assert not actor.wrong
 
 
 # Processes that are stopped.

@@ -190,6 +190,7 @@ def hello(version: int) -> pb.StreamRequest:
 def test_stream_begun_wrongly_is_refused_by_name(
     busy: RunningLearner, messages: list[pb.StreamRequest], code: Code, words: list[str]
 ) -> None:
+    """B2, B6."""
     with RawActor(busy.address) as raw:
         for message in messages:
             raw.send(message)
@@ -221,6 +222,7 @@ def test_stream_begun_wrongly_is_refused_by_name(
 def test_ready_with_wrong_spaces_is_refused_by_name(
     busy: RunningLearner, ready: pb.StreamRequest, code: Code, words: list[str]
 ) -> None:
+    """B2, B6: both sides are named."""
     with RawActor(busy.address) as raw:
         raw.hello()
         raw.send(ready)
@@ -275,6 +277,7 @@ def poisoned(value: float) -> Any:
 def test_step_that_breaks_a_rule_is_refused_by_name(
     busy: RunningLearner, step: pb.StreamRequest, code: Code, words: list[str]
 ) -> None:
+    """B2, B7: field, expected, seen; an id outside the grant is PERMISSION_DENIED."""
     with RawActor(busy.address) as raw:
         raw.join()
         raw.send(step)
@@ -596,6 +599,7 @@ def test_control_reset_makes_the_actor_join_again_without_complaint(start_actor:
 
 
 def test_learner_that_answers_no_step_is_given_up_after_the_step_deadline(start_actor: StartActor) -> None:
+    """A4: port open, no progress."""
     with ScriptedLearner(never_answer) as learner:
         actor = start_actor(learner.address, step_deadline=0.4)
         eventually(lambda: learner.sessions >= 2)
