@@ -9,7 +9,7 @@ READY := .venv/.installed
 INSTALL := -m pip install -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-learning lint bench proto dashboards reference tools constraints wheel clean
+.PHONY: help train test test-learning chaos soak lint bench proto dashboards reference tools constraints wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,13 @@ test: lint tools ## lint, then run every test but the slow ones
 
 test-learning: $(READY) ## run the slow tests: does it still learn?
 	$(BIN)/pytest -m slow --timeout=1800 $(ARGS)
+
+chaos: $(READY) ## inject faults for some minutes: kills, cuts, loss, clock jumps, floods; CYCLES=10000 for all of C10
+	$(BIN)/pytest -m chaos -s $(ARGS)
+
+MINUTES ?= 30
+soak: $(READY) ## train for MINUTES=30 with a fault every 30 s; the report goes to docs/soak.md
+	$(BIN)/python -m tests.chaos.soak minutes=$(MINUTES) $(ARGS)
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

@@ -1,5 +1,9 @@
-"""What counting costs of a step: calls of stopwatches and histograms in a real training, times what one call takes."""
+"""What counting and looking cost: stopwatches and histograms of a real training, a look at all counters, a scrape.
 
+Plain additions to a counter are left out: some twenty for a request and a batch, at 30 to 50 ns each.
+"""
+
+import json
 import tempfile
 import threading
 import timeit
@@ -10,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from bench.harness import Ratio, Report
 from bench.rig import private_address
@@ -17,11 +22,15 @@ from bench.whole_run import watch
 from envs_server.actor import Actor
 from seedrl.config import ActorConfig, BenchConfig, Display, LearnerConfig
 from seedrl.metrics import MANY, SECONDS, Histogram, LearnerState, LearningMetrics, ServingMetrics, Stopwatch
+from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.exposition import Exposition
-from seedrl.service import LearnerService
+from seedrl.monitoring.sampler import Sampler
+from seedrl.service import LOOK_SECONDS, LearnerService
+from seedrl.serving.sessions import SessionTable
+from seedrl.wire.codec import Greeting
 
 STEPS = 100_000  # in which calls are counted
-SCRAPE_SECONDS = 5.0  # between scrapes, as conf/observability/prometheus.yml has it
+PROMETHEUS = Path(__file__).parents[1] / "conf/observability/prometheus.yml"
 CALLS: dict[str, tuple[type, str]] = {
     "Stopwatch()": (Stopwatch, "__init__"),
     "lap": (Stopwatch, "lap"),
@@ -42,12 +51,35 @@ def run(config: BenchConfig) -> Report:
     report.add({"call": "all of them, µs per step", "per 1000 steps": 0.0, "µs each": float(np.median(per_step))})
     report.note(f"a step of CartPole, the cheapest training here, takes {step:.1f} µs of CPU time, all processes")
     report.add_ratio(Ratio("metrics_over_step", [each / step for each in per_step], bound=0.01))
-    exposition = Exposition(ServingMetrics(), LearningMetrics(), LearnerState())
-    series = sum(not line.startswith(b"#") for line in exposition.text().splitlines())
-    scrapes = timeit.repeat(exposition.text, number=20, repeat=config.repeats)
-    report.note(f"a scrape of {series} series takes {1e3 * min(scrapes) / 20:.2f} ms")
-    report.add_ratio(Ratio("scrape_over_time", [each / 20 / SCRAPE_SECONDS for each in scrapes], bound=0.01))
+    seconds = yaml.safe_load(PROMETHEUS.read_text())["global"]["scrape_interval"].removesuffix("s")
+    serving, learning = ServingMetrics(), LearningMetrics()
+    exposition = Exposition(serving, learning, LearnerState())
+    report.note(f"{sum(not line.startswith(b'#') for line in exposition.text().splitlines())} series")
+    add_share(report, config, "scrape_over_time", exposition.text, float(seconds))
+    add_share(report, config, "look_over_time", one_look(serving, learning), LOOK_SECONDS)
     return report
+
+
+def add_share(report: Report, config: BenchConfig, name: str, work: Callable[[], Any], every: float) -> None:
+    """Time that something done every so many seconds takes, of all time."""
+    turns = [each / 20 for each in timeit.repeat(work, number=20, repeat=config.repeats)]
+    report.note(f"{name}: {1e3 * float(np.median(turns)):.2f} ms every {every:g} s")
+    report.add_ratio(Ratio(name, [each / every for each in turns], bound=0.01))
+
+
+def one_look(serving: ServingMetrics, learning: LearningMetrics) -> Callable[[], Any]:
+    """What the main thread does twice a second, and writes down now and then."""
+    config = LearnerConfig()
+    sessions = SessionTable(config, job_seed=lambda session: session)
+    sessions.join(Greeting("bench"))
+    sampler = Sampler(config, serving, learning, sessions)
+    before = sampler.totals()
+
+    def look() -> str:
+        row = sampler.row(before, sampler.totals())
+        return json.dumps({**row, "bottleneck": diagnose(row, config).bottleneck})
+
+    return look
 
 
 def calls_per_step() -> dict[str, float]:

@@ -70,7 +70,7 @@ class ServingRig:
             self.metrics,
             on_failure=self._fail,
             say=lambda text: None,
-            describe=lambda: Status("running", "", config.env.id, "cpu", "", "", 0),
+            describe=lambda: Status("running", "", config.env.id, "cpu", "", "", "", 0),
         )
         self._builder = threading.Thread(target=self._guard, args=(self._build_and_drain,), name="drain")
 

@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs_server.pool import Pool, make_pool
-from seedrl.config import ActorConfig, check_actor
+from seedrl.config import ActorConfig, check_actor, check_actor_security
 from seedrl.errors import EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
 from seedrl.metrics import ActorMetrics
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
-from seedrl.wire.channel import client_options, open_stream
+from seedrl.wire.channel import Link, open_stream
 from seedrl.wire.framing import StepParts
 from seedrl.wire.memory import Offer, SharedBuffers, open_buffers, this_host
 from seedrl.wire.status import is_worth_retrying
@@ -55,7 +55,9 @@ class Actor:
         self, config: ActorConfig, make_pool: MakePool = make_pool, say: Callable[[str], None] = print
     ) -> None:
         check_actor(config)
+        check_actor_security(config)
         self._config = config
+        self._link = Link(config.learner, config.security)
         self._make_pool = make_pool
         self._say = say
         self._name = config.name or f"{socket.gethostname()}-{os.getpid()}"
@@ -69,10 +71,14 @@ class Actor:
 
     def run(self) -> None:
         """Returns when training is over or `stop` was called; raises when it makes no sense to go on."""
+        if self._link.is_exposed:
+            self._say(f"actor {self._name}: the stream to {self._link.address} is not encrypted, as was allowed")
         seen = time.monotonic()
         failures = 0
         while not self._stopping.is_set():
-            session = self._session = ActorSession(self._config, self._greeting(), self._make_pool, self.metrics)
+            session = self._session = ActorSession(
+                self._config, self._link, self._greeting(), self._make_pool, self.metrics
+            )
             ending, why = self._run(session)
             self.metrics.actor_connected = 0
             if ending is Ending.over:
@@ -160,12 +166,13 @@ class ActorSession:
     """The life of one stream, seen from the actor."""
 
     def __init__(
-        self, config: ActorConfig, greeting: codec.Greeting, make_pool: MakePool, metrics: ActorMetrics
+        self, config: ActorConfig, link: Link, greeting: codec.Greeting, make_pool: MakePool, metrics: ActorMetrics
     ) -> None:
         self._config = config
+        self._link = link
         self._greeting = greeting
         self._make_pool = make_pool
-        self._channel = grpc.insecure_channel(config.learner, options=client_options())
+        self._channel = link.open()
         self._pool: Pool | None = None
         self._pool_ready = threading.Event()
         self._leaving = threading.Event()
@@ -192,7 +199,7 @@ class ActorSession:
         """Streams until told to leave or until the stream breaks. Raises what cannot be mended by trying again."""
         watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         try:
-            call = open_stream(self._channel, self._outgoing())
+            call = open_stream(self._channel, self._outgoing(), self._link.metadata())
             self._call = call
             watchdog.start()
             return self._follow(call)
@@ -361,6 +368,8 @@ class ActorSession:
 
     def _judge(self, error: grpc.RpcError) -> tuple[Ending, str]:
         code, details = error.code(), self._stuck or error.details()
+        if self._pool is None:  # it was never welcome
+            self._link.check(code, details)
         if code is grpc.StatusCode.ABORTED:
             return Ending.superseded, f"the learner at {self._config.learner} ended the session: {details}"
         if is_worth_retrying(code):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from envs_server.counting import COUNTING, CountingPool
 from envs_server.mock import MOCK, MockPool
 from seedrl.errors import ConfigError
 from seedrl.specs import ArraySpec, EnvSpec
@@ -33,7 +34,9 @@ class Pool(Protocol):
 
 def make_pool(job: Job, threads: int) -> Pool:
     """The pool a Welcome asks for."""
-    return MockPool(job) if job.env_id == MOCK else EnvPool(job, threads)
+    if job.env_id == MOCK:
+        return MockPool(job)
+    return CountingPool(job) if job.env_id == COUNTING else EnvPool(job, threads)
 
 
 class EnvPool:

@@ -23,6 +23,7 @@ from seedrl import __version__
 from seedrl.config import (
     ActorConfig,
     BenchConfig,
+    CertsConfig,
     DoctorConfig,
     LearnerConfig,
     ObserveConfig,
@@ -32,6 +33,7 @@ from seedrl.config import (
     check,
 )
 from seedrl.errors import ConfigError, SeedrlError
+from seedrl.wire.address import refuse_if_taken
 
 
 def _run(config: RunConfig) -> None:
@@ -42,6 +44,7 @@ def _run(config: RunConfig) -> None:
 
 def _learner(config: LearnerConfig) -> None:
     check(config)  # before torch is imported: that takes seconds
+    refuse_if_taken(config.listen)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in our own words
     from seedrl.service import run_learner
@@ -93,6 +96,14 @@ def _doctor(config: DoctorConfig) -> None:
     run_doctor(config)
 
 
+def _certs(config: CertsConfig) -> None:
+    try:
+        from seedrl.certs import run_certs
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"seedrl certs needs one package more: pip install 'seedrl[certs]' ({error})") from error
+    run_certs(config)
+
+
 @dataclass(frozen=True)
 class Command:
     meaning: str
@@ -108,6 +119,7 @@ COMMANDS = {
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
     "status": Command("a running learner, its actors and what limits them", StatusConfig, _status),
     "doctor": Command("check a run before it starts, or name the bottleneck of one that runs", DoctorConfig, _doctor),
+    "certs": Command("make a development CA, certificates and a token for two machines", CertsConfig, _certs),
     "observe": Command(
         "watch learners with a Prometheus of your own: graphs, history, alerts", ObserveConfig, _observe
     ),

@@ -4,7 +4,9 @@ Knows nothing of Hydra; `commands` composes these and hands them down as plain d
 """
 
 import copy
+import ipaddress
 import math
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from seedrl.errors import ConfigError
 
 MISSING = "???"  # how Hydra spells a value that has to be given
+TOKEN_VARIABLE = "SEEDRL_TOKEN"  # the environment's, for whoever has no token file
 
 
 def key(default: Any, meaning: str) -> Any:
@@ -114,6 +117,8 @@ class ActorsConfig:
 class CheckpointConfig:
     seconds: float = key(60.0, "seconds between checkpoints")
     keep: int = key(3, "newest checkpoints kept")
+    keep_best: bool = key(True, "keep the one with the best mean return of 100 episodes as well")
+    milestones: int = key(0, "keep the first one of every so many environment steps as well; 0 for none")
 
 
 @dataclass
@@ -129,6 +134,21 @@ class ReportConfig:
 
 
 @dataclass
+class SecurityConfig:
+    """Who may talk to whom. Names files only: a secret is never a setting. docs/security.md has the whole of it."""
+
+    certificate_file: str = key("", "PEM certificate this side shows; the learner's turns TLS on")
+    key_file: str = key("", "PEM private key of certificate_file")
+    ca_file: str = key(
+        "", "PEM certificates to trust: an actor's turns TLS on, the learner's demands certificates of actors"
+    )
+    token_file: str = key(
+        "", "secrets, one a line: a learner takes any, an actor shows the first; empty for SEEDRL_TOKEN, if that is set"
+    )
+    allow_insecure: bool = key(False, "serve and connect beyond this machine without TLS and token as well")
+
+
+@dataclass
 class LearnerConfig:
     """Settings of `seedrl learner` and `seedrl run`."""
 
@@ -141,10 +161,15 @@ class LearnerConfig:
     checkpoint: CheckpointConfig = group(CheckpointConfig)
     stop: StopConfig = group(StopConfig)
     report: ReportConfig = group(ReportConfig)
+    security: SecurityConfig = group(SecurityConfig)
     seed: int = key(1, "decides environments, sampling and initial weights")
     lockstep: bool = key(False, "one actor, every update before the next step: a run repeats bit for bit on CPU")
     listen: str = key("127.0.0.1:50051", "address the learner serves on: HOST:PORT or unix:PATH")
+    socket: str = key("", "unix:PATH served besides listen, without TLS; `seedrl run` has one for its own actors")
     run_dir: str = key("", "the run's directory; an existing one is resumed; empty for runs/<env>/<time>")
+    max_restarts: int = key(
+        5, "times within ten minutes that `seedrl run` restarts a crashed learner before it gives up"
+    )
     init_from: str = key("", "run or checkpoint directory to take the initial weights from")
     device: Device = key(Device.auto, "auto | cpu | cuda")
     threads: int = key(0, "torch threads of inference and of training; 0 for half the cores each")
@@ -171,7 +196,8 @@ class ActorConfig:
     patience: float = key(300.0, "seconds without a learner before the actor gives up")
     step_deadline: float = key(60.0, "seconds without any progress before the stream is given up")
     max_env_failures: int = key(10, "times within ten minutes that failed environments are made anew before it ends")
-    metrics: str = key("", "HOST:PORT of this actor's own /metrics; auto for any free port; empty for none")
+    metrics: str = key("", "HOST:PORT of this actor's own /metrics, port 0 for any free one; empty for none")
+    security: SecurityConfig = group(SecurityConfig)
 
 
 @dataclass
@@ -182,6 +208,7 @@ class StatusConfig:
     run: str = key("", "run directory of the learner; without it and learner=, the newest below runs/")
     top: int = key(20, "actors shown, slowest first")
     json: bool = key(False, "print JSON instead; --json does the same")
+    security: SecurityConfig = group(SecurityConfig)
 
 
 @dataclass
@@ -214,6 +241,15 @@ class ObserveConfig:
 
 
 @dataclass
+class CertsConfig:
+    """Settings of `seedrl certs`."""
+
+    out: str = key("certs", "directory to make; nothing in it is overwritten")
+    hosts: list[str] = key(["localhost", "127.0.0.1"], "names and addresses by which actors reach the learner")
+    days: int = key(365, "how long the certificates are valid")
+
+
+@dataclass
 class PlotConfig:
     """Settings of `seedrl plot`."""
 
@@ -224,6 +260,16 @@ class PlotConfig:
 def group_size(config: LearnerConfig) -> int:
     """Environments per request. A lock-step run has one group, so that rows always come in the same order."""
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
+
+
+def available_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def torch_threads(config: LearnerConfig) -> int:
+    """Of inference, and as many of training."""
+    return config.threads or max(1, available_cores() // 2)
 
 
 def store_sizes(config: LearnerConfig, core_size: int) -> dict[str, int]:
@@ -245,6 +291,8 @@ def check(config: LearnerConfig) -> None:
     _require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
     _require(config.stop.env_steps >= 1, f"stop.env_steps={config.stop.env_steps} must be at least 1")
     _require(config.checkpoint.keep >= 1, f"checkpoint.keep={config.checkpoint.keep} must be at least 1")
+    _require(config.checkpoint.milestones >= 0, f"checkpoint.milestones={config.checkpoint.milestones} is negative")
+    _require(config.max_restarts >= 0, f"max_restarts={config.max_restarts} must not be negative")
     _require(min(config.env.keep, default=0) >= 0, f"env.keep={config.env.keep} must hold indices from 0 on")
     _require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")
     _require(
@@ -283,6 +331,91 @@ def check(config: LearnerConfig) -> None:
         f"store.capacity={config.store.capacity} could never hold algorithm.batch_size={algorithm.batch_size} unrolls",
     )
     _require(not config.lockstep or actors.count == 1, f"lockstep=true needs actors.count=1, not {actors.count}")
+    _require(not config.socket or is_socket(config.socket), f"socket={config.socket} must be unix:PATH")
+    check_learner_security(config)
+
+
+# Who may talk to whom.
+
+
+def is_socket(address: str) -> bool:
+    return address.startswith("unix:")
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine can reach an address. A name counts as another machine's, except localhost."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return is_socket(address) or host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def has_token(security: SecurityConfig) -> bool:
+    return bool(security.token_file or os.environ.get(TOKEN_VARIABLE))
+
+
+def exposures(config: LearnerConfig) -> list[str]:
+    """What a learner serves beyond this machine without TLS and token, each with what is missing."""
+    security, found = config.security, []
+    missing = [] if security.certificate_file else ["TLS (security.certificate_file and key_file)"]
+    missing += [] if has_token(security) else [f"a token (security.token_file or {TOKEN_VARIABLE})"]
+    if config.listen and not is_local(config.listen) and missing:
+        found.append(f"listen={config.listen} reaches beyond this machine without {' and '.join(missing)}")
+    return found + endpoint_exposures(config.metrics)
+
+
+def endpoint_exposures(metrics: str) -> list[str]:
+    """The same for pages over HTTP, which have neither."""
+    if metrics in ("", "auto") or is_local(metrics):
+        return []
+    return [f"metrics={metrics} reaches beyond this machine, and pages have neither TLS nor tokens"]
+
+
+def check_learner_security(config: LearnerConfig) -> None:
+    security = config.security
+    _require(
+        bool(security.certificate_file) == bool(security.key_file),
+        "security.certificate_file and security.key_file need each other",
+    )
+    _require(
+        not security.ca_file or bool(security.certificate_file),
+        "security.ca_file demands certificates of actors, which takes TLS: give security.certificate_file and key_file",
+    )
+    _refuse(exposures(config), security)
+
+
+def check_actor_security(config: ActorConfig) -> None:
+    check_client_security(config.learner, config.security)
+    _refuse(endpoint_exposures(config.metrics), config.security)
+
+
+def check_client_security(learner: str, security: SecurityConfig) -> None:
+    """For whoever connects to a learner: actors and `seedrl status`."""
+    _require(
+        bool(security.certificate_file) == bool(security.key_file),
+        "security.certificate_file and security.key_file need each other",
+    )
+    _require(
+        not security.certificate_file or bool(security.ca_file),
+        "security.certificate_file is shown to a learner, which takes TLS: give security.ca_file, whom to trust",
+    )
+    _refuse(client_exposures(learner, security), security)
+
+
+def client_exposures(learner: str, security: SecurityConfig) -> list[str]:
+    if is_local(learner) or security.ca_file:
+        return []
+    return [
+        f"learner={learner} is beyond this machine, and without TLS (security.ca_file) anybody between can read along"
+    ]
+
+
+def _refuse(exposures: list[str], security: SecurityConfig) -> None:
+    _require(
+        not exposures or security.allow_insecure,
+        f"{'; '.join(exposures)}. docs/security.md says how to have both; security.allow_insecure=true does without",
+    )
 
 
 def check_actor(config: ActorConfig) -> None:

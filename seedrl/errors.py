@@ -6,13 +6,15 @@
     ├── LearnerLost            the actor gave up on reaching a learner          exit 4
     ├── EnvFailed              the environment raised or stopped answering      exit 5
     ├── Refused                a peer's message was refused; ends its session   exit 6
+    │   ├── Unauthenticated    a token or certificate that is missing or not accepted
     │   ├── InvalidMessage     malformed
     │   ├── Mismatch           another protocol version or other spaces
     │   ├── NotGranted         an environment outside the session's lease
     │   ├── TooLate            no message in time
     │   ├── Superseded         another session of the same actor is newer
     │   └── NoCapacity         more environments than the learner has slots for
-    └── ThreadDied             a part of the learner stopped; so does the learner  exit 7
+    ├── ThreadDied             a part of the learner stopped; so does the learner  exit 7
+    └── Diverged               losses or gradients were not finite, again and again  exit 8
 
 A message says what happened, what was seen, and what to change.
 """
@@ -43,6 +45,10 @@ class Refused(SeedrlError):
     reason = "internal"  # as a label of metrics
 
 
+class Unauthenticated(Refused):
+    reason = "unauthenticated"
+
+
 class InvalidMessage(Refused):
     reason = "invalid_message"
 
@@ -69,3 +75,7 @@ class NoCapacity(Refused):
 
 class ThreadDied(SeedrlError):
     exit_code = 7
+
+
+class Diverged(SeedrlError):
+    exit_code = 8

@@ -1,32 +1,38 @@
 """`seedrl run`: a learner and its actors as child processes of this machine, supervised. Knows nothing of torch."""
 
-import ctypes
-import os
+import contextlib
 import signal
-import subprocess
+import socket
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+from seedrl.children import Child, Crashes, Process, signal_of, start_module
 from seedrl.config import LearnerConfig, check
-from seedrl.errors import ConfigError, Refused, SeedrlError
+from seedrl.context import LEARNER, Context, ContextFile, Member, State
+from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.rundir import RunDirectory
 
 POLL_SECONDS = 0.1
-GOODBYE_SECONDS = 10.0
-CRASH_SECONDS = 600.0  # crashes longer ago are forgotten
-PR_SET_PDEATHSIG = 1
+GOODBYE_SECONDS = 20.0
+STOP_SECONDS = 25.0  # from a signal to the learner's end; it is killed if it takes longer
 RETURN_SECONDS = 5.0  # from an actor's good end to its return, should the learner outlive it
-# Exit codes of an actor that would only fail again in the same way.
-HOPELESS: dict[int, type[SeedrlError]] = {error.exit_code: error for error in (ConfigError, Refused)}
+SLOWEST_ACTOR, SLOWEST_LEARNER = 5.0, 30.0  # seconds from a crash to the next start, at most
+SHOWN = 4  # members named in a message
+# Exit codes of a process that would only fail again in the same way.
+HOPELESS: dict[int, type[SeedrlError]] = {error.exit_code: error for error in (ConfigError, RunDirectoryError, Refused)}
+ASKED = {sign for number in (signal.SIGINT, signal.SIGTERM) for sign in (-number, 128 + number)}
 
 
 class Supervisor:
-    """Starts the processes, restarts crashed actors, and ends when the learner does. Owned by the main thread."""
+    """Starts the processes, restarts crashed ones, and ends when the learner is done. Owned by the main thread.
+
+    An actor that crashes concerns only itself. A learner that crashes is started again at the same address and goes on
+    from its newest checkpoint; the actors, which have been waiting, find it there.
+    """
 
     def __init__(self, config: LearnerConfig, overrides: Sequence[str]) -> None:
         check(config)
@@ -34,116 +40,215 @@ class Supervisor:
         self._overrides = overrides
         self._run = RunDirectory.prepare(config)
         self._run.logs.mkdir(exist_ok=True)
-        self._learner: subprocess.Popen[bytes] | None = None
-        self._actors: dict[int, subprocess.Popen[bytes]] = {}
-        self._restart_at: dict[int, float] = {}
-        self._crashes: deque[float] = deque()  # when, of late
-        self._signalled = False
+        self._context = ContextFile(self._run.path)
+        self._actor_crashes = Crashes(config.actors.max_restarts, SLOWEST_ACTOR)
+        self._learner_crashes = Crashes(config.max_restarts, SLOWEST_LEARNER)
+        self._listen = _with_a_port(config.listen)
+        self._learner = Child(LEARNER, self._start_learner)
+        self._actors: dict[int, Child] = {}
+        self._learner_pids: set[int] = set()  # of all learners started here
+        self._state: tuple[State, str] | None = None  # of the run while it has no learner to tell
+        self._is_noted = False
+        self._signalled_at: float | None = None
 
     def run(self) -> None:
         """Returns when training is over; exits after a signal, or with the learner's code if it failed."""
         with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
-            address = self._config.listen or f"unix:{private}/learner.sock"
+            self._address = f"unix:{private}/learner.sock"  # for its own actors, also if others come over the network
             self._forward_signals()
             try:
-                self._learner = self._start_learner(address)
+                self._learner.start()
                 for number in range(self._config.actors.count):
-                    self._start_actor(number, address)
-                code = self._supervise(address)
+                    self._actors[number] = Child(f"actor-{number}", partial(self._start_actor, number))
+                    self._actors[number].start()
+                code = self._supervise()
+            except SeedrlError as error:
+                self._state = (State.FAILED, str(error))
+                raise
             finally:
                 self._end_everything()
-        if code or self._signalled:  # the latter ends a multirun, too
+        if code or self._signalled_at:  # the latter ends a multirun, too
             raise SystemExit(code if code >= 0 else 128 - code)  # negative: ended by a signal
 
-    def _supervise(self, address: str) -> int:
-        assert self._learner is not None
-        while (code := self._learner.poll()) is None:
-            for number, actor in list(self._actors.items()):
-                if actor.poll() is not None:
-                    self._consider_restart(number, actor.returncode)
-            for number, when in list(self._restart_at.items()):
-                if time.monotonic() >= when:
-                    self._start_actor(number, address)
+    def _supervise(self) -> int:
+        """Until the learner ends for good; returns its code."""
+        while True:
+            code = self._learner.ended()
+            if code is not None and not self._is_worth_restarting(code):
+                return code
+            if self._signalled_at and self._learner.is_due:
+                return self._learner.exit_code or 0
+            for number, actor in self._actors.items():
+                if (actor_code := actor.ended()) is not None:
+                    self._consider_restart(number, actor, actor_code)
+            for child in self._children():
+                if child.start_if_due():
+                    self._is_noted = False
+            self._note()
+            self._enforce_the_end()
             time.sleep(POLL_SECONDS)
-        return code
 
-    def _consider_restart(self, number: int, code: int) -> None:
+    def _children(self) -> Iterator[Child]:
+        yield self._learner
+        yield from self._actors.values()
+
+    # The learner has ended.
+
+    def _is_worth_restarting(self, code: int) -> bool:
+        """Whether a learner that has ended is going to be started again. If not, it is said why, by it or here."""
+        if code == 0:
+            return False
+        context = self._context.read_or_new()
+        words = self._words_of_the_learner(code, context)
+        self._note_end(self._learner, code, words)
+        self._state = (State.FAILED, words)
+        if self._signalled_at or code in ASKED or code in HOPELESS or not self._may_go_better(code, context):
+            return False
+        self._learner_crashes.add()
+        if self._learner_crashes.are_too_many:
+            reason = f"the learner {self._learner_crashes.words}, max_restarts allows no more; last: {words}"
+            self._state = (State.FAILED, reason)
+            print(f"seedrl run: {reason}", file=sys.stderr)
+            return False
+        self._state = (State.INIT, f"restarting the learner: {words}")
+        seconds = self._learner_crashes.back_off
+        print(f"learner ended with code {code} ({words}); {_waiting(context)}; restarting it", file=sys.stderr)
+        self._learner.start_in(seconds)
+        return True
+
+    def _may_go_better(self, code: int, context: Context) -> bool:
+        """Killed, or after it has trained. One that fails by itself before would only do so again."""
+        return bool(signal_of(code)) or (self._is_ours(context) and context.has_progressed)
+
+    def _words_of_the_learner(self, code: int, context: Context) -> str:
+        if name := signal_of(code):
+            return f"ended by {name}"
+        is_told = self._is_ours(context) and context.state is State.FAILED
+        return context.reason if is_told else "it said nothing that was written down"
+
+    def _is_ours(self, context: Context) -> bool:
+        """Whether what is there was written by the newest learner."""
+        return LEARNER in context.members and context.members[LEARNER].pid == self._learner.pid
+
+    # An actor has ended.
+
+    def _consider_restart(self, number: int, actor: Child, code: int) -> None:
         """Restarts a crashed actor after a while; gives up on one that cannot work."""
-        del self._actors[number]
-        if code == 0:  # it was told that training is over; if not, the learner is still there in a while
-            self._restart_at[number] = time.monotonic() + RETURN_SECONDS
-            return
         words = self._last_words(number)
+        self._note_end(actor, code, words)
+        if code == 0:  # it was told that training is over; if not, the learner is still there in a while
+            actor.start_in(RETURN_SECONDS)
+            return
         if code in HOPELESS:
             raise HOPELESS[code](f"actor {number} cannot run: {words}")
-        now = time.monotonic()
-        self._crashes.append(now)
-        while self._crashes[0] < now - CRASH_SECONDS:
-            self._crashes.popleft()
-        if len(self._crashes) > self._config.actors.max_restarts:
-            raise SeedrlError(
-                f"actors crashed {len(self._crashes)} times within {CRASH_SECONDS / 60:.0f} minutes, "
-                f"actors.max_restarts allows no more; last: {words}"
-            )
-        print(f"actor {number} ended with code {code} ({words}); restarting it", file=sys.stderr)
-        self._restart_at[number] = now + min(5.0, 0.5 * len(self._crashes))
-
-    def _start_learner(self, address: str) -> subprocess.Popen[bytes]:
-        where = [f"run_dir={_quoted(str(self._run.path))}", f"listen={_quoted(address)}"]
-        return _start("seedrl", "learner", *self._overrides, *where)
-
-    def _start_actor(self, number: int, address: str) -> None:
-        self._restart_at.pop(number, None)
-        settings = [f"learner={_quoted(address)}", f"name=actor-{number}", f"threads={self._config.actors.threads}"]
-        with self._log(number).open("ab") as log:
-            self._actors[number] = _start("envs_server", *settings, stdout=log, stderr=log)
-
-    def _log(self, number: int) -> Path:
-        return self._run.logs / f"actor-{number}.log"
+        self._actor_crashes.add()
+        if self._actor_crashes.are_too_many:
+            raise SeedrlError(f"actors {self._actor_crashes.words}, actors.max_restarts allows no more; last: {words}")
+        concerned = ", ".join(map(str, self._context.read_or_new().affected(actor.name))) or actor.name
+        print(
+            f"actor {number} ended with code {code} ({words}); that concerns {concerned}; restarting it",
+            file=sys.stderr,
+        )
+        actor.start_in(self._actor_crashes.back_off)
 
     def _last_words(self, number: int) -> str:
         lines = self._log(number).read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
+    # The processes.
+
+    def _start_learner(self) -> Process:
+        where = {"run_dir": str(self._run.path), "listen": self._listen or self._address}
+        if self._listen:
+            where["socket"] = self._address
+        settings = [f"{key}={_quoted(value)}" for key, value in where.items()]
+        process = start_module("seedrl", "learner", *self._overrides, *settings)
+        self._learner_pids.add(process.pid)
+        self._state = None
+        return process
+
+    def _start_actor(self, number: int) -> Process:
+        settings = [
+            f"learner={_quoted(self._address)}",
+            f"name=actor-{number}",
+            f"threads={self._config.actors.threads}",
+            f"security.token_file={_quoted(self._config.security.token_file)}",  # SEEDRL_TOKEN is inherited
+        ]
+        with self._log(number).open("ab") as log:
+            return start_module("envs_server", *settings, stdout=log, stderr=log)
+
+    def _log(self, number: int) -> Path:
+        return self._run.logs / f"actor-{number}.log"
+
     def _forward_signals(self) -> None:
         """A signal asks the learner to stop in order; a second one makes it end at once."""
 
         def forward(number: int, _: object) -> None:
-            self._signalled = True
-            if self._learner is not None and self._learner.poll() is None:
-                self._learner.terminate()
+            self._signalled_at = self._signalled_at or time.monotonic()
+            if self._learner.process is not None and self._learner.is_running:
+                self._learner.process.terminate()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, forward)
 
+    def _enforce_the_end(self) -> None:
+        late = self._signalled_at is not None and time.monotonic() > self._signalled_at + STOP_SECONDS
+        if late and self._learner.process is not None:
+            self._learner.process.kill()
+
     def _end_everything(self) -> None:
         """Whoever is still there is asked to end, and killed if it does not."""
         deadline = time.monotonic() + GOODBYE_SECONDS
-        processes = [process for process in (self._learner, *self._actors.values()) if process is not None]
-        if self._learner is not None and self._learner.poll() is None:
-            self._learner.terminate()
-        for actor in self._actors.values():
-            if actor.poll() is None:
-                actor.terminate()
-        for process in processes:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        for child in self._children():
+            if child.process is not None and child.is_running:
+                child.process.terminate()
+        for child in self._children():
+            child.end(deadline)
+        self._is_noted = False
+        self._note()
+
+    # The supervisor's part of the run context.
+
+    def _note_end(self, child: Child, code: int, words: str) -> None:
+        child.exit_code, child.last_words = code, words
+        self._is_noted = False
+
+    def _note(self) -> None:
+        """Writes down what processes tell, as soon as a learner of ours has taken the run directory."""
+        if self._is_noted:
+            return
+        learner = self._context.read_or_new().members.get(LEARNER)
+        if learner is None or learner.pid not in self._learner_pids:
+            return
+        with contextlib.suppress(OSError), self._context.change() as context:
+            for child in self._children():
+                context.update(
+                    child.name,
+                    pid=child.pid,
+                    restarts=child.starts - 1,
+                    exit_code=child.exit_code,
+                    last_words=child.last_words,
+                )
+            if self._state is not None:
+                context.state, context.reason = self._state
+            self._is_noted = True
 
 
-def _start(module: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """A child that gets no signals from the terminal, and SIGTERM should this process die."""
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent, **options)
+def _waiting(context: Context) -> str:
+    """Who notices that the learner is gone."""
+    others: list[Member] = context.affected(LEARNER)[1:]
+    names = [str(member) for member in others[:SHOWN]]
+    more = [f"{len(others) - SHOWN} more"] if len(others) > SHOWN else []
+    return f"{', '.join([*names, *more])} wait for it" if others else "nobody streamed to it"
 
 
-def end_with_parent() -> None:
-    """For preexec_fn: the child gets SIGTERM should this process die."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):  # Linux
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def _with_a_port(listen: str) -> str:
+    """Port 0 means any, but it has to be the same one after a restart."""
+    host, _, port = listen.rpartition(":")
+    if port != "0":
+        return listen
+    with socket.create_server((host.strip("[]"), 0)) as probe:
+        return f"{host}:{probe.getsockname()[1]}"
 
 
 def _quoted(value: str) -> str:

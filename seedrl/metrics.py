@@ -30,7 +30,10 @@ LEARNER_STAGES = ("wait", "gather", "forward", "backward", "optimize", "publish"
 
 MANY = 32  # values that are worth numpy's overhead
 
-REFUSALS = ("invalid_message", "mismatch", "not_granted", "too_late", "superseded", "no_capacity", "internal")
+REFUSALS = (
+    *("unauthenticated", "invalid_message", "mismatch", "not_granted", "too_late", "superseded", "no_capacity"),
+    "internal",
+)
 
 
 class Kind(Enum):
@@ -173,7 +176,9 @@ class ServingMetrics:
     )
     sessions_joined: int = counter("Sessions that were welcomed")
     sessions_left: int = counter("Sessions that ended because the actor left or its stream broke")
-    sessions_refused: dict[str, int] = counters("reason", REFUSALS, "Actors turned away before they joined")
+    sessions_refused: dict[str, int] = counters(
+        "reason", REFUSALS, "Actors turned away before they joined; unauthenticated: calls of any kind"
+    )
     sessions_evicted: dict[str, int] = counters("reason", REFUSALS, "Sessions that the learner ended")
     received_bytes: dict[str, int] = counters(
         "transport", ("message", "memory"), "Observations, rewards and flags received, in messages or shared memory"
@@ -205,7 +210,7 @@ class LearningMetrics:
     """Written by the learner thread."""
 
     updates: int = counter("Updates of the weights, skipped ones included")
-    skipped_updates: int = counter("Updates left out because the gradient was not finite")
+    skipped_updates: int = counter("Updates left out because the loss or the gradient was not finite")
     trained_steps: int = counter("Steps trained on")
     unrolls_trained: int = counter("Unrolls trained on; over seedrl_unrolls_made_total it is the reuse")
     learner_seconds: dict[str, float] = counters(
@@ -224,6 +229,7 @@ class LearningMetrics:
     entropy_cost: float = gauge("Weight of the entropy bonus")
     checkpoint_seconds: Histogram = histogram(SECONDS, "Time to write a checkpoint")
     checkpoints_failed: int = counter("Checkpoints that could not be written")
+    checkpoints_damaged: int = counter("Checkpoints found damaged when the run was resumed; the one before was used")
     checkpoint_timestamp_seconds: float = gauge("When the newest checkpoint was written, Unix time; 0 for none yet")
 
     @property
@@ -239,6 +245,7 @@ class LearnerState:
     build_info: dict[str, str] = info("Versions: seedrl, python, torch, grpcio")
     run_info: dict[str, str] = info("What runs: env, model, device, run directory")
     ready: float = gauge("1 while actors are served")
+    insecure: float = gauge("1 if something is served beyond this machine without TLS and token, as was allowed")
     frames: int = counter("Simulator frames: env_steps times env.frame_skip")
     return_mean: float = gauge("Mean return of the last 100 episodes; NaN before the first one")
     policy_version: float = gauge("Version of the weights that act")

@@ -38,7 +38,7 @@ class ProgressDisplay:
 
     def say(self, text: str) -> None:
         if self._config.display is not Display.none:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def close(self) -> None:
         if self._live:

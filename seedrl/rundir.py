@@ -1,7 +1,7 @@
 """The run directory: what a run leaves behind and what it resumes from. Knows nothing of torch.
 
 config.yaml     the settings, complete
-context.json    process and addresses of the learner that runs, or ran last
+context.json    state, members, counters and addresses, see context.py
 metrics.jsonl   one line of measurements every few seconds, more often in the first minute
 checkpoints/    see learning/checkpoint.py
 logs/           what the actors of `seedrl run` print
@@ -29,7 +29,7 @@ from seedrl.errors import RunDirectoryError
 PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep")
 
 
-OURS = ("logs", "checkpoints")  # what may be there before config.yaml is
+OURS = ("logs", "checkpoints", "context.json")  # what may be there before config.yaml is
 
 
 class RunDirectory:
@@ -94,10 +94,6 @@ class RunDirectory:
         with self.metrics.open("a") as file:
             file.write(json.dumps(finite) + "\n")
 
-    def write_context(self, context: dict[str, Any]) -> None:
-        """Where the learner can be found while it runs."""
-        write_atomically(self.path / "context.json", json.dumps({"version": 1, **context}, indent=2) + "\n")
-
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
@@ -122,12 +118,17 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, text: str) -> None:
+    """All of it is there afterwards, or the file is what it was."""
     temporary = path.with_name(f".{path.name}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:  # a full disk
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _fresh(parent: Path) -> Path:

@@ -39,20 +39,30 @@ class Resumable:
             "learning": totals_of(self.learning),
             "returns": list(self.serving.returns.copy()),
             "lengths": list(self.serving.lengths.copy()),
+            "score": self._score(),
         }
         return Checkpoint(tensors, state)
 
+    def _score(self) -> float | None:
+        """The mean return, once it is one of a hundred episodes: a lucky first one is not the best policy."""
+        return self.serving.return_mean_100 if len(self.serving.returns) == self.serving.returns.maxlen else None
+
     def restore(self, checkpoint: Checkpoint) -> float:
-        """Puts a snapshot back; returns the seconds the run had taken."""
+        """Puts a snapshot back, but for the counters; returns the seconds the run had taken."""
         state = checkpoint.state
         load_weights(self.learner.model, checkpoint)
         files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", checkpoint.tensors))
         self.generator.set_state(checkpoint.tensors["generator"])
-        restore_totals(self.serving, state["serving"])
-        restore_totals(self.learning, state["learning"])
-        self.serving.returns.extend(state["returns"])
-        self.serving.lengths.extend(state["lengths"])
         return float(state["seconds"])
+
+
+def restore_counters(checkpoint: Checkpoint, serving: ServingMetrics, learning: LearningMetrics) -> None:
+    """Before anything counts: whoever looks sees them go on, and nobody else writes them yet."""
+    state = checkpoint.state
+    restore_totals(serving, state["serving"])
+    restore_totals(learning, state["learning"])
+    serving.returns.extend(state["returns"])
+    serving.lengths.extend(state["lengths"])
 
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+SILENT_SECONDS = 5.0  # after which an actor is pointed out
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -38,10 +40,11 @@ class Status:
     env: str
     device: str
     run_dir: str
+    address: str  # where actors find the learner
     metrics_address: str
     goal_env_steps: int
     goal_return: float | None = None
-    row: dict[str, float] = field(default_factory=dict)  # the newest of metrics.jsonl; what is null there is left out
+    row: dict[str, float] = field(default_factory=dict)  # the newest look, named as in metrics.jsonl; numbers only
     verdict: Verdict = field(default_factory=Verdict)
     trouble: dict[str, int] = field(default_factory=dict)  # whatever was dropped, skipped or refused
     actors: list[ActorStatus] = field(default_factory=list)  # slowest first

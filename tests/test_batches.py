@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from seedrl.metrics import ServingMetrics
 from seedrl.serving.batcher import Batcher
-from seedrl.serving.batches import Batches
+from seedrl.serving.batches import Batches, Pause
 from seedrl.serving.sessions import Request
 from tests.rig import make_rows
 
@@ -116,3 +117,46 @@ def test_run_lockstep_waits_for_the_learner() -> None:
         assert await stage.ran(1) == [[1]]
 
     stage.play(part)
+
+
+def waits(pauses: list[Pause], arrived: float, now: float) -> dict[str, float]:
+    """What a request that came then is said to have waited for."""
+    stage = Stage()
+    for pause in pauses:
+        stage.batches._remember(pause)
+    session: Any = None
+    request = Request(session, 1, make_rows(np.zeros((2, 1), np.float32)), np.arange(2), arrived=arrived)
+    stage.batches._count_waits([request], now)
+    assert stage.metrics.queue_wait_seconds.sum == pytest.approx(now - arrived)
+    return stage.metrics.queue_seconds
+
+
+@pytest.mark.parametrize(
+    ("pauses", "expected"),
+    [
+        ([], {"hold": 0.0, "fill": 0.0, "busy": 2.0}),
+        ([Pause("hold", 8.0, 9.5)], {"hold": 0.0, "fill": 0.0, "busy": 2.0}),  # over before it came
+        ([Pause("hold", 9.0, 10.25)], {"hold": 0.25, "fill": 0.0, "busy": 1.75}),  # only what was left of it
+        ([Pause("hold", 10.5, 11.0), Pause("fill", 11.0, 12.0)], {"hold": 0.5, "fill": 1.0, "busy": 0.5}),
+        ([Pause("fill", 10.0, 10.5), Pause("fill", 10.5001, 11.0)], {"hold": 0.0, "fill": 1.0, "busy": 1.0}),
+    ],
+)
+def test_waits_are_charged_to_the_pauses_a_request_was_there_for(
+    pauses: list[Pause], expected: dict[str, float]
+) -> None:
+    assert waits(pauses, arrived=10.0, now=12.0) == pytest.approx(expected, abs=1e-9)
+
+
+def test_waits_of_all_causes_add_up_to_the_wait_of_real_batches() -> None:
+    stage = Stage(min_rows=5, max_wait=0.01)
+
+    async def part() -> None:
+        for request_id in range(1, 8):
+            stage.submit(request_id)
+            await asyncio.sleep(0.003)
+        await stage.ran(2)
+
+    stage.play(part)
+    metrics = stage.metrics
+    assert sum(metrics.queue_seconds.values()) == pytest.approx(metrics.queue_wait_seconds.sum, abs=1e-6)
+    assert metrics.queue_seconds["fill"] > 0.5 * metrics.queue_wait_seconds.sum

@@ -126,7 +126,7 @@ def test_decode_report_with_a_number_that_cannot_be_is_refused_by_name(wrong: di
 def test_status_roundtrip_keeps_everything(goal: float | None) -> None:
     actor = ActorStatus("näme", 3, "ipv4:1", "memory", 32, 10, 2.5, 0.01, 0.5, 4, 1, 60.0, 0.25)
     status = Status(
-        *("running", "0.1", "Pong-v5", "cpu", "runs/x", "127.0.0.1:9464", 2**40),
+        *("running", "0.1", "Pong-v5", "cpu", "runs/x", "127.0.0.1:50051", "127.0.0.1:9464", 2**40),
         goal_return=goal,
         row={"seconds": 1.5, "cycle/env": 0.25},
         verdict=Verdict("env", "because", "do this"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -25,6 +26,7 @@ from packaging.utils import canonicalize_name
 
 from seedrl.commands import COMMANDS, conf_directory, register_schemas, settings_of
 from seedrl.config import LearnerConfig, check
+from seedrl.v1 import inference_pb2
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -36,7 +38,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
     ("seedrl.device", "seedrl.policy", "seedrl.store"),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
-    ("seedrl.monitoring", "seedrl.rundir", "seedrl.progress", "seedrl.snapshot", "seedrl.service", "seedrl.launch"),
+    (
+        *("seedrl.monitoring", "seedrl.rundir", "seedrl.context", "seedrl.membership", "seedrl.stopping"),
+        *("seedrl.summary", "seedrl.progress", "seedrl.budget", "seedrl.snapshot", "seedrl.saving"),
+        *("seedrl.service", "seedrl.children", "seedrl.launch", "seedrl.certs"),
+    ),
     ("seedrl.commands",),
     ("seedrl.__main__", "envs_server.__main__"),
 )
@@ -54,10 +60,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.serving.inference",
         "seedrl.serving.slots",
         "seedrl.learning",
+        "seedrl.budget",
         "seedrl.snapshot",
         "seedrl.service",
     },
-    "grpc": {"seedrl.v1", "seedrl.wire.channel", "seedrl.wire.status", "seedrl.serving.server", "envs_server.actor"},
+    "grpc": {
+        "seedrl.v1",
+        "seedrl.wire.channel",
+        "seedrl.wire.status",
+        "seedrl.wire.tls",
+        "seedrl.serving.guard",
+        "seedrl.serving.server",
+        "envs_server.actor",
+    },
     "grpc_health": {"seedrl.serving.server"},
     "grpc_reflection": {"seedrl.serving.server"},
     "google": {"seedrl.v1", "seedrl.wire.framing"},
@@ -68,6 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rich": {"seedrl.progress", "seedrl.monitoring.overview"},
     "safetensors": {"seedrl.learning.checkpoint"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
+    "cryptography": {"seedrl.certs"},
     "matplotlib": {"seedrl.monitoring.plots"},
     "tensorboard": {"seedrl.monitoring.sinks"},
     "wandb": {"seedrl.monitoring.sinks"},
@@ -178,7 +194,7 @@ def test_imports_of_other_packages_only_where_allowed() -> None:
 def test_imports_of_light_modules_load_nothing_heavy() -> None:
     """What is imported indirectly counts as well, so this asks Python and not the source."""
     torch_free = ("envs_server", "seedrl.wire", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics")
-    torch_free += ("seedrl.monitoring", "seedrl.rundir", "seedrl.launch", "seedrl.progress")
+    torch_free += ("seedrl.monitoring", "seedrl.rundir", "seedrl.context", "seedrl.launch", "seedrl.progress")
     light = [name for name in WRITTEN if any(belongs_to(name, free) for free in torch_free)]
     light.remove("envs_server.__main__")
     light.remove("seedrl.monitoring.monitor")
@@ -198,7 +214,7 @@ print(*sorted({{"torch", "envpool", "matplotlib", "tensorboard", "wandb"}} & set
 # Dependencies
 
 ROLES = ("learner", "actor")
-OPTIONS = ("plot", "tensorboard", "wandb")  # extras that a role can do without
+OPTIONS = ("certs", "plot", "tensorboard", "wandb")  # extras that a role can do without
 
 
 def declared(*extras: str) -> list[Requirement]:
@@ -253,6 +269,26 @@ def test_generated_code_is_what_the_proto_gives(tmp_path: Path) -> None:
 
 def test_proto_passes_buf_lint() -> None:
     run(str(Path(sys.executable).with_name("buf")), "lint", cwd=ROOT / "proto")
+
+
+def fields_of(message: Descriptor, seen: frozenset[str] = frozenset()) -> Iterator[FieldDescriptor]:
+    """Every field that a message can hold, however deep."""
+    for field in message.fields:
+        yield field
+        if field.message_type is not None and field.message_type.full_name not in seen:
+            yield from fields_of(field.message_type, seen | {message.full_name})
+
+
+def test_proto_answers_have_no_field_that_could_hold_weights() -> None:
+    """B12: no call returns them, whoever asks. Bytes and lists of numbers are named here, with what is in them."""
+    methods = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].methods
+    fields = [field for method in methods for field in fields_of(method.output_type)]
+    assert {field.full_name.removeprefix("seedrl.v1.") for field in fields if field.type == field.TYPE_BYTES} == {
+        "Act.action",
+        "Memory.token",
+    }
+    lists = [field for field in fields if field.is_repeated and field.message_type is None]
+    assert {field.full_name.removeprefix("seedrl.v1.") for field in lists} == {"Act.request_id", "Env.keep"}
 
 
 # Settings

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from seedrl.config import AlgorithmConfig, Optimizer
-from seedrl.learning.learner import REPORT_EVERY
+from seedrl.learning.learner import PATIENCE, REPORT_EVERY
 from tests.builders import LearnerParts, learner_parts, record, same, weights
 from tests.fakes import TinyModel, make_spec
 
@@ -132,6 +132,47 @@ def test_learner_after_a_skipped_update_trains_as_if_it_had_not_been() -> None:
         parts.learner.update(timeout=0)
     assert same(weights(disturbed.learner.model), weights(quiet.learner.model))
     assert disturbed.metrics.skipped_updates == 1
+
+
+def disturb(parts: LearnerParts, updates: int) -> None:
+    """Updates whose gradients are not finite."""
+    for _ in range(updates):
+        record(parts.store, parts.learner.model, parts.spec, unrolls=2, reward=lambda reward: reward * math.nan)
+        parts.learner.update(timeout=0)
+
+
+def test_learner_has_diverged_after_ten_skipped_updates_in_a_row() -> None:
+    """B3."""
+    parts = learner_parts()
+    before = weights(parts.learner.model)
+    disturb(parts, PATIENCE - 1)
+    assert not parts.learner.has_diverged
+    disturb(parts, 1)
+    assert parts.learner.has_diverged
+    assert PATIENCE == parts.metrics.skipped_updates == 10
+    assert same(weights(parts.learner.model), before)
+
+
+def test_learner_has_not_diverged_while_some_updates_are_finite() -> None:
+    parts = learner_parts()
+    for _ in range(3):
+        disturb(parts, PATIENCE - 1)
+        parts.record()
+        parts.learner.update(timeout=0)
+        assert parts.learner.skipped_in_a_row == 0
+    assert not parts.learner.has_diverged
+
+
+def test_learner_loss_that_is_infinite_is_skipped_although_its_gradient_is_finite() -> None:
+    parts = learner_parts()
+    before = weights(parts.learner.model)
+    parts.record()
+    parts.learner.update(timeout=0)  # gives parameters a gradient
+    changed = weights(parts.learner.model)
+    parts.learner._step_if_finite(torch.tensor(math.inf), torch.tensor(1.0))
+    assert same(weights(parts.learner.model), changed)
+    assert not same(changed, before)
+    assert parts.metrics.skipped_updates == 1
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 0.1), (250, 0.08), (1000, 0.02), (1500, 0.02)])

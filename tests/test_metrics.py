@@ -175,12 +175,3 @@ def test_exposition_looks_at_the_state_before_every_text() -> None:
     texts = [exposition.text().decode() for _ in range(2)]
     assert "seedrl_sessions_open 1.0" in texts[0]
     assert "seedrl_sessions_open 2.0" in texts[1]
-
-
-def test_exposition_of_a_run_that_has_not_taken_up_its_totals_shows_only_what_goes_up_and_down() -> None:
-    exposition = Exposition(ServingMetrics(), LearnerState(), is_counting=lambda: False)
-    text = exposition.text().decode()
-    assert "seedrl_ready" in text
-    assert "seedrl_env_steps" not in text
-    assert "seedrl_frames" not in text
-    assert "seedrl_act_latency_seconds" not in text

@@ -73,7 +73,7 @@ def test_targets_that_are_no_addresses_are_refused(metrics: object) -> None:
 
 
 def test_address_to_listen_on_without_a_port_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="listen=localhost must be HOST:PORT"):
+    with pytest.raises(ConfigError, match="listen=localhost is no address"):
         Observer(ObserveConfig(listen="localhost", data=str(tmp_path)), FILES)
 
 

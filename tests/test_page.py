@@ -255,9 +255,9 @@ def test_page_goes_on_with_what_the_status_says(serve: Callable[..., str]) -> No
 
 
 def test_page_of_a_waiting_learner_says_how_to_start_an_actor(serve: Callable[..., str]) -> None:
-    told = status(state="waiting", row=None, actors=[], listen="0.0.0.0:50051")
+    told = status(state="waiting", row=None, actors=[], address="10.0.0.1:50051")
     seen = look(serve(lambda: told, rows=[]))
-    assert "seedrl actor learner=" in seen.id("verdict").text
+    assert "seedrl actor learner=10.0.0.1:50051" in seen.id("verdict").text
     assert seen.id("actors").is_hidden
     assert seen.id("plots").is_hidden
     assert seen.id("lost").is_hidden

@@ -1,5 +1,7 @@
 """Rates, shares and means from counters read at two times, and the verdict on them."""
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +73,7 @@ def test_row_cycle_follows_littles_law() -> None:
     """Two groups and 100 requests in 10 s: a cycle takes 200 ms, of which the rest after the round trip is env."""
     scene = Scene()
     scene.serve(100, latency=0.05, hold=0.01, fill=0.02, busy=0.005)
+    scene.session.requests = 100
     scene.session.measure(Measured(requests=100, round_trip_seconds=100 * 0.08))
     scene.clock.advance(10.0)
     expected = {"env": 0.120, "network": 0.030, "hold": 0.010, "fill": 0.020, "inference": 0.020}
@@ -81,6 +84,7 @@ def test_row_cycle_counts_what_is_unread_while_batches_run_as_inference() -> Non
     scene = Scene()
     scene.serve(100, latency=0.05)
     scene.serving.serving_seconds["forward"] = 7.5  # of 10 s
+    scene.session.requests = 100
     scene.session.measure(Measured(requests=100, round_trip_seconds=100 * 0.09))
     scene.clock.advance(10.0)
     row = scene.row()
@@ -136,8 +140,17 @@ def test_diagnose_without_actors_or_updates_does_not_judge(nothing: dict[str, in
     assert diagnose(made_row(**nothing), LearnerConfig()).bottleneck == "none"
 
 
+def test_diagnose_update_longer_than_the_look_says_so() -> None:
+    assert "longer than this look" in diagnose(made_row(learner_wait_fraction=0.0), LearnerConfig()).evidence
+
+
+def test_diagnose_lock_step_run_is_not_told_to_enlarge_its_store() -> None:
+    verdict = diagnose(made_row(**{"cycle/hold": 0.9}), LearnerConfig(lockstep=True))
+    assert verdict.change == "Set lockstep=false."
+
+
 def test_diagnose_on_many_cores_with_few_threads_names_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 32)
+    monkeypatch.setattr("seedrl.monitoring.diagnosis.available_cores", lambda: 32)
     verdict = diagnose(made_row(learner_wait_fraction=0.0), LearnerConfig(threads=2))
     assert "threads (now 2 of 32 cores)" in verdict.change
 
@@ -145,22 +158,26 @@ def test_diagnose_on_many_cores_with_few_threads_names_threads(monkeypatch: pyte
 # History
 
 
-def test_history_beyond_its_limit_keeps_the_whole_run_thinned_out() -> None:
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 1000, 17_281])
+def test_history_beyond_its_limit_keeps_the_whole_run_evenly(count: int) -> None:
     history = History(limit=10)
-    for second in range(1000):
-        history.add({"seconds": second})
-    kept = [row["seconds"] for row in history.rows()]
-    assert len(kept) <= 10
-    assert kept == sorted(kept)
-    assert kept[-1] == 999
-    assert kept[0] < 300
+    for steps in range(count):
+        history.add({"env_steps": steps})
+    kept = [row["env_steps"] for row in history.rows()]
+    assert len(kept) <= 11
+    assert (kept[0], kept[-1]) == (0, count - 1)
+    assert len({after - before for before, after in itertools.pairwise(kept[:-1])}) <= 1
+    assert max(itertools.starmap(lambda before, after: after - before, itertools.pairwise(kept)), default=0) <= (
+        1 + count // 4
+    )
 
 
-def test_history_of_a_resumed_run_goes_on_without_the_line_a_crash_cut_off(tmp_path: Any) -> None:
+def test_history_of_a_resumed_run_leaves_out_what_a_crash_has_cut_off_or_undone(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"seconds": 1}\n{"seconds": 2}\n{"seco{"seconds": 2.5}\n{"se')
+    lines = ['{"env_steps": 1}', '{"env_steps": 5}', '{"env_st{"env_steps": 2}', "5", "null", '{"env_steps": 3}', '{"e']
+    path.write_text("\n".join(lines))
     history = History()
     history.load(path)
     history.load(tmp_path / "missing.jsonl")
-    history.add({"seconds": 3})
-    assert [row["seconds"] for row in history.rows()] == [1, 2, 3]
+    history.add({"env_steps": 4})
+    assert [row["env_steps"] for row in history.rows()] == [1, 3, 4]

@@ -11,7 +11,7 @@ from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.learning import checkpoint as files
 from seedrl.learning.checkpoint import Checkpoint
 from seedrl.metrics import Kind, LearningMetrics, ServingMetrics, declared, totals_of
-from seedrl.snapshot import Resumable, initial_weights, load_weights, spec_of
+from seedrl.snapshot import Resumable, initial_weights, load_weights, restore_counters, spec_of
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, same, weights
 from tests.fakes import TinyModel, make_spec
@@ -29,6 +29,12 @@ class Run:
         parts = learner_parts(AlgorithmConfig(optimizer=optimizer), spec=spec, seed=seed)
         generator = torch.Generator().manual_seed(seed)
         return cls(parts, Resumable(parts.learner, generator, ServingMetrics(), parts.metrics, parts.spec))
+
+    def resume(self, path: Path) -> float:
+        """As a learner process does; the seconds the run had taken."""
+        checkpoint = files.load(path)
+        restore_counters(checkpoint, self.resumable.serving, self.resumable.learning)
+        return self.resumable.restore(checkpoint)
 
     def train(self, batches: range) -> None:
         """Updates on train batches that depend on their number and on the weights that act."""
@@ -54,7 +60,7 @@ def test_resumable_restored_run_equals_an_uninterrupted_one(tmp_path: Path, opti
     path = run.save(tmp_path)
 
     resumed = Run.fresh(seed=9, optimizer=optimizer)
-    assert resumed.resumable.restore(files.load(path)) == 12.5
+    assert resumed.resume(path) == 12.5
     for each in (run, resumed):
         each.train(range(3, 6))
     assert same(resumed.weights, run.weights)
@@ -69,9 +75,11 @@ def count_everything(metrics: ServingMetrics | LearningMetrics) -> None:
     """Gives every counter, of every label and bucket, a value of its own."""
     for number, (name, declaration) in enumerate(declared(type(metrics)), start=1):
         if declaration.kind is Kind.histogram:
-            getattr(metrics, name).observe(float(number))
+            histogram = getattr(metrics, name)
+            histogram.counts, histogram.sum = [number + 100 * at for at in range(len(histogram.counts))], float(number)
         elif declaration.kind is Kind.counter and declaration.label:
-            getattr(metrics, name).update(dict.fromkeys(declaration.values, number))
+            values = getattr(metrics, name)
+            values.update({value: number + 100 * at for at, value in enumerate(declaration.values)})
         elif declaration.kind is Kind.counter:
             setattr(metrics, name, number)
 
@@ -84,7 +92,7 @@ def test_resumable_restores_every_counter(tmp_path: Path) -> None:
     run.resumable.serving.returns.extend([0.1, -2.5])
     run.resumable.serving.lengths.extend([10, 20])
     resumed = Run.fresh()
-    resumed.resumable.restore(files.load(run.save(tmp_path)))
+    resumed.resume(run.save(tmp_path))
     assert resumed.resumable.serving == run.resumable.serving
     assert totals_of(resumed.resumable.learning) == totals_of(run.resumable.learning)
 
@@ -93,7 +101,7 @@ def test_resumable_returns_stay_the_last_hundred(tmp_path: Path) -> None:
     run = Run.fresh()
     run.resumable.serving.returns.extend(range(150))
     resumed = Run.fresh()
-    resumed.resumable.restore(files.load(run.save(tmp_path)))
+    resumed.resume(run.save(tmp_path))
     resumed.resumable.serving.returns.append(150.0)
     assert list(resumed.resumable.serving.returns) == list(range(51, 151))
 
@@ -102,7 +110,7 @@ def test_resumable_learning_rate_comes_from_the_settings_not_the_snapshot(tmp_pa
     path = Run.fresh().save(tmp_path)
     resumed = Run.fresh()
     resumed.parts.learner.optimizer.param_groups[0]["lr"] = 0.125
-    resumed.resumable.restore(files.load(path))
+    resumed.resume(path)
     assert resumed.parts.learner.optimizer.param_groups[0]["lr"] == 0.125
 
 

@@ -3,13 +3,16 @@
 A checkpoint is a directory named after its env steps, with .001 and so on for further ones of the same steps:
 
     tensors.safetensors   weights, optimiser state, generator state
-    state.json            counters and other plain values
+    state.json            counters and other plain values; `score`, if there is one, says how good it is
     manifest.json         sha256 of the two; written last
 
-It is written under a temporary name, flushed to disk and renamed, so a name that parses is complete. Loading checks
-the manifest, and falls back to the checkpoint before if anything does not match.
+It is written under a temporary name, flushed to disk, read back and renamed, so a name that parses is complete; only
+then do older ones go, and those are renamed before they are deleted. Loading checks the manifest, and falls back to the
+checkpoint before if anything does not match. One that turns out to be of no use is set aside: renamed to
+damaged.000000001234, say, where nobody looks for it but people.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -34,26 +37,30 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]  # JSON
 
 
-def save(directory: Path, env_steps: int, checkpoint: Checkpoint, keep: int) -> Path:
-    """Writes a checkpoint below `directory` and removes all but the newest `keep`."""
+def save(
+    directory: Path, env_steps: int, checkpoint: Checkpoint, keep: int, best: bool = False, milestones: int = 0
+) -> Path:
+    """Writes a checkpoint below `directory`, checks it, and only then removes what is not worth keeping.
+
+    That is all but the newest `keep`, the one with the highest score if `best`, and the first one after every
+    `milestones` env steps unless that is 0.
+    """
     final = _free_name(directory, env_steps)
-    temporary = directory / f".{final.name}"
     for interrupted in directory.glob(".[0-9]*"):
         shutil.rmtree(interrupted, ignore_errors=True)
+    temporary = directory / f".{final.name}"
     temporary.mkdir(parents=True)
     try:
-        _write(temporary / TENSORS, safetensors.torch.save(_apart(checkpoint.tensors)))
-        _write(temporary / STATE, json.dumps(checkpoint.state).encode())
-        digests = {name: _digest(temporary / name) for name in (TENSORS, STATE)}
-        _write(temporary / MANIFEST, json.dumps(digests).encode())
-        _sync(temporary)
+        _write_files(temporary, checkpoint)
+        _check_digests(temporary)
         temporary.rename(final)
         _sync(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    others = [path for path in found(directory) if path != final]  # a damaged one may have a later name
-    for old in others[: max(len(others) - keep + 1, 0)]:
-        shutil.rmtree(old, ignore_errors=True)
+    others = [path for path in found(directory) if path != final]  # one from before a fallback may have a later name
+    wanted = {*others[max(len(others) - keep + 1, 0) :], *(_best([*others, final]) if best else ())}
+    for old in set(others) - wanted - _milestones(others, milestones):
+        _remove(old)
     return final
 
 
@@ -62,26 +69,37 @@ def found(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob("[0-9]*") if path.is_dir())
 
 
-def load_newest(directory: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is intact; None if there are none at all. Raises if all of them are damaged."""
+def load_newest(directory: Path, warn: Callable[[str], None], is_ours: bool = False) -> Checkpoint | None:
+    """The newest checkpoint that is intact; None if there are none at all. Raises if all of them are damaged.
+
+    Damaged ones that are newer are warned of, one by one, and set aside if the directory `is_ours` to change.
+    """
     paths = found(directory)
-    for path in reversed(paths):
+    for number, path in enumerate(reversed(paths)):
         try:
-            return load(path)
+            checkpoint = load(path)
         except RunDirectoryError as error:
             warn(f"{error}; trying the one before")
+            continue
+        for damaged in paths[len(paths) - number :] if is_ours else ():
+            set_aside(damaged, "damaged")
+        return checkpoint
     if paths:
         raise RunDirectoryError(f"every checkpoint in {directory} is damaged; choose another run_dir or delete them")
     return None
 
 
+def set_aside(path: Path, why: str) -> Path:
+    """Takes a checkpoint out of the way without losing it."""
+    target = path.with_name(f"{why}.{path.name}")
+    shutil.rmtree(target, ignore_errors=True)
+    return path.rename(target)
+
+
 def load(path: Path) -> Checkpoint:
     """One checkpoint, after checking it against its manifest."""
     try:
-        digests = json.loads((path / MANIFEST).read_bytes())
-        for name in (TENSORS, STATE):
-            if _digest(path / name) != digests[name]:
-                raise RunDirectoryError(f"checkpoint {path} is damaged: {name} does not match its manifest")
+        _check_digests(path)
         return Checkpoint(safetensors.torch.load_file(path / TENSORS), json.loads((path / STATE).read_bytes()))
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise RunDirectoryError(f"checkpoint {path} is damaged: {error}") from error
@@ -124,6 +142,56 @@ def _free_name(directory: Path, env_steps: int) -> Path:
     name = f"{env_steps:012d}"
     same = sorted(directory.glob(f"{name}*"))
     return directory / (f"{name}.{int(same[-1].suffix[1:] or 0) + 1:03d}" if same else name)
+
+
+def _best(paths: list[Path]) -> list[Path]:
+    """The one with the highest score, the newest of several; none if none has one."""
+    scored = [(score, path) for path in paths if (score := _score(path)) is not None]
+    return [max(scored)[1]] if scored else []
+
+
+def _score(path: Path) -> float | None:
+    try:
+        score = json.loads((path / STATE).read_bytes()).get("score")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return score if isinstance(score, int | float) else None
+
+
+def _milestones(paths: list[Path], interval: int) -> set[Path]:
+    """The first one in every interval of env steps, but for the interval that the run begins with."""
+    first: dict[int, Path] = {}
+    for path in paths if interval else ():
+        first.setdefault(int(path.name.partition(".")[0]) // interval, path)
+    first.pop(0, None)
+    return set(first.values())
+
+
+def _remove(path: Path) -> None:
+    """Not under its own name: one that is deleted half-way must not look complete."""
+    hidden = path.with_name(f".{path.name}")
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path.rename(hidden), ignore_errors=True)
+
+
+def _write_files(path: Path, checkpoint: Checkpoint) -> None:
+    contents = {
+        TENSORS: safetensors.torch.save(_apart(checkpoint.tensors)),
+        STATE: json.dumps(checkpoint.state).encode(),
+    }
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    for name, content in contents.items():
+        _write(path / name, content)
+    _write(path / MANIFEST, json.dumps(digests).encode())
+    _sync(path)
+
+
+def _check_digests(path: Path) -> None:
+    """Raises RunDirectoryError, or whatever reading gives, if the files are not those that were meant to be written."""
+    digests = json.loads((path / MANIFEST).read_bytes())
+    for name in (TENSORS, STATE):
+        if _digest(path / name) != digests[name]:
+            raise RunDirectoryError(f"checkpoint {path} is damaged: {name} does not match its manifest")
 
 
 def _apart(tensors: Tensors) -> Tensors:

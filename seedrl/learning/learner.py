@@ -14,6 +14,7 @@ from seedrl.store import Store
 from seedrl.types import Unrolls
 
 REPORT_EVERY = 10  # updates between copies of the losses to the host
+PATIENCE = 10  # updates in a row that may be skipped
 
 
 class Learner:
@@ -34,6 +35,7 @@ class Learner:
         self._metrics = metrics
         self._env_steps = env_steps
         self.model = model
+        self.skipped_in_a_row = 0  # updates, up to the newest
         self.optimizer = build_optimizer(config.algorithm, model.parameters())
 
     def update(self, timeout: float) -> bool:
@@ -70,10 +72,7 @@ class Learner:
         parts.total.backward()
         grad_norm = clip_gradients(self.model.parameters(), algorithm.max_grad_norm)
         timer.lap("backward")
-        if torch.isfinite(grad_norm):
-            self.optimizer.step()
-        else:
-            metrics.skipped_updates += 1
+        self._step_if_finite(parts.total, grad_norm)
 
         metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
         metrics.trained_steps += unrolls.action[1:].numel()
@@ -82,6 +81,19 @@ class Learner:
         if metrics.updates % REPORT_EVERY == 1:
             self._report(parts, grad_norm)
         timer.lap("optimize")
+
+    def _step_if_finite(self, loss: Tensor, grad_norm: Tensor) -> None:
+        """The weights are finite and stay so: an update that would change that is left out."""
+        if torch.isfinite(loss + grad_norm):
+            self.optimizer.step()
+            self.skipped_in_a_row = 0
+        else:
+            self._metrics.skipped_updates += 1
+            self.skipped_in_a_row += 1
+
+    @property
+    def has_diverged(self) -> bool:
+        return self.skipped_in_a_row >= PATIENCE
 
     def _report(self, parts: LossParts, grad_norm: Tensor) -> None:
         """Copies to the host what people want to see of an update."""

@@ -14,11 +14,25 @@ from seedrl.rundir import RunDirectory, plain
 
 # Where, how often and how visibly a run happened, not what it was: sections or single settings.
 NOT_COMPARED = (
-    *("seed", "run_dir", "init_from", "listen", "display", "report", "metrics", "checkpoint", "device", "threads"),
+    *(
+        "seed",
+        "run_dir",
+        "init_from",
+        "listen",
+        "socket",
+        "security",
+        "max_restarts",
+        "display",
+        "report",
+        "metrics",
+        "checkpoint",
+        "device",
+        "threads",
+    ),
     *("actors.threads", "actors.max_restarts", "serving.max_message_mb", "serving.shared_memory"),
 )
 LARGEST = 1e100  # nothing measured is larger, and plots cannot show what is
-Row = tuple[float, float, float | None]  # env_steps, seconds, return_mean_100
+Point = tuple[float, float, float | None]  # env_steps, seconds, return_mean_100
 Settings = dict[str, Any]
 
 
@@ -90,7 +104,7 @@ def read_curve(run_dir: Path) -> Curve:
     return Curve(run_dir, str(settings["env.id"]), str(settings["seed"]), compared, env_steps, seconds, returns)
 
 
-def _rows(lines: Iterator[str]) -> Iterator[Row]:
+def _rows(lines: Iterator[str]) -> Iterator[Point]:
     """Whole rows; a crash may have torn the last one, or any before a resume."""
     for line in lines:
         try:
@@ -103,9 +117,9 @@ def _rows(lines: Iterator[str]) -> Iterator[Row]:
                 yield env_steps, seconds, score
 
 
-def _kept(rows: Iterator[Row]) -> list[Row]:
+def _kept(rows: Iterator[Point]) -> list[Point]:
     """Without what a crash undid: a resumed run goes on from its checkpoint, in steps and in seconds."""
-    kept: list[Row] = []
+    kept: list[Point] = []
     for row in rows:
         while kept and (kept[-1][0] >= row[0] or kept[-1][1] > row[1]):
             kept.pop()

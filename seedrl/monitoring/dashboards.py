@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from seedrl.monitoring.panels import PANELS, ROWS, TILES, Panel, Row, Tile, Unit
+from seedrl.monitoring.panels import PANELS, ROWS, TILES, Panel, Section, Tile, Unit
 
 DIRECTORY = Path("conf/observability")
 GRAFANA, CONSOLE = "grafana/seedrl.json", "consoles/seedrl.html"
@@ -108,7 +108,7 @@ def _grafana_panels() -> list[dict[str, Any]]:
     return made
 
 
-def _row(row: Row, number: int, top: int) -> dict[str, Any]:
+def _row(row: Section, number: int, top: int) -> dict[str, Any]:
     place = {"x": 0, "y": top, "w": GRID_WIDTH, "h": 1}
     title = f"{row.title}: {row.question}"
     return {"id": number, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}

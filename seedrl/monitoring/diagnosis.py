@@ -4,9 +4,7 @@ A learner that hardly ever waits is the limit itself, and that is how it should 
 come round fast enough, and whatever takes the largest share of their cycle is in the way.
 """
 
-import os
-
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, available_cores, torch_threads
 from seedrl.monitoring.sampler import Row
 from seedrl.status import Verdict
 
@@ -34,12 +32,10 @@ def _learner(row: Row, config: LearnerConfig) -> Verdict:
     longest = max(stages, key=lambda name: stages[name])
     held = row["cycle/hold"]
     slowed = f", and actors are held back {held:.0%} of their cycle" if held > 0.05 else ""
-    return Verdict(
-        "learner",
-        f"The learner trains {1 - row['learner_wait_fraction']:.0%} of its time, most of it in {longest} "
-        f"({stages[longest]:.0%}){slowed}. More actors would not help.",
-        _more_compute(config),
-    )
+    where = f"{1 - row['learner_wait_fraction']:.0%} of its time, most of it in {longest} ({stages[longest]:.0%})"
+    if not stages[longest]:
+        where = "all the time, and an update takes longer than this look covers"
+    return Verdict("learner", f"The learner trains {where}{slowed}. More actors would not help.", _more_compute(config))
 
 
 def _env(row: Row, config: LearnerConfig, share: str) -> Verdict:
@@ -80,6 +76,8 @@ def _inference(row: Row, config: LearnerConfig, share: str) -> Verdict:
 
 def _store(row: Row, config: LearnerConfig, share: str) -> Verdict:
     slots = row["actors"] * config.actors.envs
+    if config.lockstep:
+        return Verdict("store", "serving waits for every update: this is a lock-step run.", "Set lockstep=false.")
     return Verdict(
         "store",
         f"yet the store is full {share}: many unrolls end at once, and it holds too few of them.",
@@ -88,8 +86,7 @@ def _store(row: Row, config: LearnerConfig, share: str) -> Verdict:
 
 
 def _more_compute(config: LearnerConfig) -> str:
-    cores = os.cpu_count() or 1
-    threads = config.threads or max(1, cores // 2)
+    cores, threads = available_cores(), torch_threads(config)
     if threads < cores // 2:
         return f"Raise threads (now {threads} of {cores} cores)."
     return "Set device=cuda if there is a GPU; else choose a smaller network with model.name."

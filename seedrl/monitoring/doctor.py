@@ -6,7 +6,6 @@ Each check is a function that returns its findings; it knows nothing of the othe
 import os
 import re
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,9 +13,18 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import NamedTuple
 
-from seedrl.config import DoctorConfig, LearnerConfig, check, group_size, store_sizes
+from seedrl.config import (
+    DoctorConfig,
+    LearnerConfig,
+    available_cores,
+    check,
+    exposures,
+    group_size,
+    store_sizes,
+    torch_threads,
+)
 from seedrl.errors import ConfigError, SeedrlError
-from seedrl.monitoring.endpoint import AUTO, Endpoint
+from seedrl.monitoring.endpoint import AUTO, Endpoint, address_of, bound
 from seedrl.monitoring.overview import learner_status
 from seedrl.monitoring.words import mebibytes
 from seedrl.specs import EnvSpec
@@ -34,7 +42,7 @@ class Finding(NamedTuple):
 
 def run_doctor(config: DoctorConfig) -> None:
     if config.learner or config.run:
-        verdict = learner_status(config.learner, config.run).verdict
+        verdict = learner_status(config).verdict
         print(f"bottleneck: {verdict.bottleneck}\n  {verdict.evidence}\n  {verdict.change}")
         return
     findings = []
@@ -52,6 +60,7 @@ def examine(config: LearnerConfig) -> Iterator[Finding]:
     yield from versions()
     yield from _guarded("settings", lambda: _settings(config))
     yield from _guarded("generated code", generated_code)
+    yield from _guarded("security", lambda: security(config))
     yield from _guarded("listen", lambda: ports(config))
     yield from _guarded("device", lambda: device(config))
     specs: list[EnvSpec] = []
@@ -85,13 +94,30 @@ def generated_code() -> Iterator[Finding]:
     yield Finding(True, f"generated code: fits protobuf {version('protobuf')}; {', '.join(methods)}")
 
 
+def security(config: LearnerConfig) -> Iterator[Finding]:
+    """The files fit each other, nobody else may read them, and what can be reached from elsewhere is protected."""
+    from seedrl.wire.tls import server_credentials
+    from seedrl.wire.tokens import Tokens, open_to_others
+
+    has_tls, has_token = bool(config.security.certificate_file), bool(Tokens(config.security))
+    if has_tls:
+        server_credentials(config.security)
+    parts = ["TLS"] * has_tls + ["certificates of actors"] * bool(config.security.ca_file) + ["tokens"] * has_token
+    yield Finding(True, f"security: {', '.join(parts) or 'neither TLS nor token'}")
+    yield from (
+        Finding(False, f"security: {name} can be read by others", False) for name in open_to_others(config.security)
+    )
+    yield from (Finding(False, f"security: {words}", is_fatal=False) for words in exposures(config))
+
+
 def ports(config: LearnerConfig) -> Iterator[Finding]:
-    listen = getattr(config, "listen", "")
+    listen = config.listen
     if not listen:
         yield Finding(True, "listen: a private unix socket")
     elif listen.startswith("unix:"):
         folder = Path(listen.removeprefix("unix:")).absolute().parent
-        yield Finding(os.access(folder, os.W_OK), f"listen: {listen}, in a directory that can be written to")
+        is_writable = os.access(folder, os.W_OK)
+        yield Finding(is_writable, f"listen: {listen}" + ("" if is_writable else f"; {folder} cannot be written to"))
     else:
         yield _can_bind(listen)
     if config.metrics:
@@ -106,8 +132,7 @@ def ports(config: LearnerConfig) -> Iterator[Finding]:
 def device(config: LearnerConfig) -> Iterator[Finding]:
     from seedrl.device import choose_device
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = config.threads or max(1, cores // 2)
+    cores, threads = available_cores(), torch_threads(config)
     chosen = choose_device(config.device)
     yield Finding(True, f"device: {chosen}, {threads} torch threads each for inference and training, {cores} cores")
     if 2 * threads > cores > 1 and chosen.type == "cpu":
@@ -187,12 +212,11 @@ def _settings(config: LearnerConfig) -> Iterator[Finding]:
 
 
 def _can_bind(listen: str) -> Finding:
-    host, _, port = listen.rpartition(":")
     try:
-        with socket.create_server((host.strip("[]") or "0.0.0.0", int(port)), reuse_port=False):
+        with bound(*address_of(listen, "listen")):
             return Finding(True, f"listen: {listen} is free")
-    except (OSError, ValueError, OverflowError) as error:
-        return Finding(False, f"listen: {listen} cannot be bound: {error}")
+    except OSError as error:
+        return Finding(False, f"listen: {listen} cannot be bound: {error.strerror or error}")
 
 
 def _guarded(name: str, checks: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:

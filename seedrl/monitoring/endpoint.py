@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -48,12 +48,18 @@ class Endpoint:
         pages: Mapping[str, Callable[[], Page]],
         on_error: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        unkept: Collection[str] = (),
     ) -> None:
+        """Pages are kept for a moment, but for the `unkept`, which have to be cheap."""
         self._listen = listen
         self._host, self._port = address_of(listen)
         self._names = {"localhost", self._host.lower(), socket.gethostname().lower()}
-        self._pages = {path: _Kept(path, make, on_error, clock) for path, make in pages.items()}
+        self._pages = {
+            path: _Kept(path, make, on_error, clock, 0.0 if path in unkept else FRESH_SECONDS)
+            for path, make in pages.items()
+        }
         self._on_error = on_error
+        self._is_private = True  # only this machine can reach it; others may ask by whatever name they know
         self._connections: set[asyncio.Task[None]] = set()
         self._next_turn = 0.0
         self._stopping = asyncio.Event()
@@ -66,6 +72,7 @@ class Endpoint:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(listener, self._loop), name="metrics", daemon=True)
         host, port = listener.getsockname()[:2]
+        self._is_private = ipaddress.ip_address(host).is_loopback
         self._thread.start()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -78,10 +85,10 @@ class Endpoint:
 
     def _bind(self) -> socket.socket:
         try:
-            return _listener(self._host, self._port)
+            return bound(self._host, self._port)
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
             if self._listen == AUTO:  # another run on this machine has it
-                return _listener(self._host, 0)
+                return bound(self._host, 0)
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
                 f"metrics={self._listen} cannot be served on: {reason}; "
@@ -164,7 +171,7 @@ class Endpoint:
         return _response(page, with_content=method != "HEAD")
 
     def _page(self, method: str, path: str, headers: list[str]) -> Page:
-        if not self._is_asked_for(headers):
+        if self._is_private and not self._is_asked_for(headers):
             return _plain(421, "Ask for this by localhost, by IP address, or by the host named in metrics=HOST:PORT.")
         if method not in ("GET", "HEAD"):
             return _plain(405, "There is only GET and HEAD here.")
@@ -184,12 +191,18 @@ class _Kept:
     """One page, and its content for as long as that is fresh. Owned by the endpoint's thread."""
 
     def __init__(
-        self, path: str, make: Callable[[], Page], on_error: Callable[[str], None], clock: Callable[[], float]
+        self,
+        path: str,
+        make: Callable[[], Page],
+        on_error: Callable[[str], None],
+        clock: Callable[[], float],
+        fresh_seconds: float,
     ) -> None:
         self._path = path
         self._make = make
         self._on_error = on_error
         self._clock = clock
+        self._fresh_seconds = fresh_seconds
         self._page = Page(b"")
         self._fresh_until = float("-inf")
         self._is_broken = False
@@ -197,7 +210,7 @@ class _Kept:
     def page(self) -> Page:
         if self._clock() >= self._fresh_until:
             self._page = self._made()
-            self._fresh_until = self._clock() + FRESH_SECONDS
+            self._fresh_until = self._clock() + self._fresh_seconds
         return self._page
 
     def _made(self) -> Page:
@@ -211,19 +224,26 @@ class _Kept:
         return page
 
 
-def address_of(listen: str) -> tuple[str, int]:
-    """Host and port of the setting `metrics`; an IPv6 address is written in brackets."""
+def address_of(listen: str, setting: str = "metrics") -> tuple[str, int]:
+    """Host and port of a setting; an IPv6 address is written in brackets."""
     if listen == AUTO:
         return AUTO_HOST, AUTO_PORT
     host, _, port = listen.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    fits = bare and (":" not in host or host != bare) and port.isascii() and port.isdigit() and int(port) <= 65535
+    fits = (
+        bare
+        and not set(bare) & set('"/ ')
+        and (":" not in host or host != bare)
+        and port.isascii()
+        and port.isdigit()
+        and int(port) <= 65535
+    )
     if not fits:
-        raise ConfigError(f"metrics={listen} is no address; give HOST:PORT such as 127.0.0.1:9464 or [::1]:9464")
+        raise ConfigError(f"{setting}={listen} is no address; give HOST:PORT such as 127.0.0.1:9464 or [::1]:9464")
     return bare, int(port)
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
     """On the first address of the host that can be bound."""
     error = OSError(f"{host} has no address")
     for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):

@@ -21,21 +21,11 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class Exposition(Collector):
-    """Renders some groups, and what the system knows of this process. `refresh` is called before every look.
+    """Renders some groups, and what the system knows of this process. `refresh` is called before every look."""
 
-    Until `is_counting`, only gauges are shown: a resumed run has not taken up its totals yet, and the jump to them from
-    zero would look like millions of steps within a second.
-    """
-
-    def __init__(
-        self,
-        *groups: Group,
-        refresh: Callable[[], None] = lambda: None,
-        is_counting: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def __init__(self, *groups: Group, refresh: Callable[[], None] = lambda: None) -> None:
         self._groups = groups
         self._refresh = refresh
-        self._is_counting = is_counting
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -45,11 +35,8 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Family]:
         self._refresh()
-        is_counting = self._is_counting()
         for group in self._groups:
-            for metric in metrics_of(group):
-                if is_counting or metric.declaration.kind in (Kind.gauge, Kind.info):
-                    yield family_of(metric)
+            yield from map(family_of, metrics_of(group))
 
 
 def family_of(metric: Metric) -> Family:

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from seedrl import __version__
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, exposures
 from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.endpoint import Endpoint, Page
@@ -26,14 +26,14 @@ from seedrl.rundir import RunDirectory
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.batches import Batches
 from seedrl.serving.sessions import Request, Session, SessionTable
-from seedrl.status import ActorStatus, Status, Verdict
+from seedrl.status import SILENT_SECONDS, ActorStatus, Status, Verdict
 from seedrl.store import Store
 
 ROW_SECONDS = 5.0  # between rows of metrics.jsonl
 EARLY_SECONDS = 60.0  # every look is written down until then, so that a short run leaves a curve, too
 LOOKS = 10  # that a row covers
-SILENT_SECONDS = 5.0
-WEDGED_SECONDS = 30.0  # without a sign of life from the server thread
+WEDGED_SECONDS = 60.0  # without a batch, although somebody waits for one
+PROBES = ("/healthz", "/readyz")  # who asks them wants to know about now
 
 
 class Monitor:
@@ -69,12 +69,14 @@ class Monitor:
                 **{name: version(name) for name in ("torch", "grpcio")},
             }
         )
-        self._exposition = Exposition(
-            serving, learning, self._state, refresh=self._refresh, is_counting=lambda: self._sampler is not None
+        self._exposition = Exposition(serving, learning, self._state, refresh=self._refresh)
+        self._endpoint = (
+            Endpoint(config.metrics, self._pages(), on_error=say, unkept=PROBES) if config.metrics else None
         )
-        self._endpoint = Endpoint(config.metrics, self._pages(), on_error=say) if config.metrics else None
-        self.is_draining = False
+        self.is_ready = False  # set by the server thread, once it is warmed up
+        self.is_draining = False  # set by whoever asks the learner to stop
         self.device = ""
+        self.listen = ""  # where actors find the learner
         self.address = ""  # of the endpoint; empty for none
 
     def start(self) -> None:
@@ -98,7 +100,11 @@ class Monitor:
         now = self._sampler.totals()
         row = self._sampler.row(self._looks[0], now)
         self._verdict = diagnose(row, self._config)
-        self._row = row = {**row, "bottleneck": self._verdict.bottleneck}
+        self._row = row = {
+            **row,
+            "store_fill": self._store.ready / self._store.capacity,
+            "bottleneck": self._verdict.bottleneck,
+        }
         self._looks.append(now)
         if is_last or now["time"] - self._written >= (ROW_SECONDS if now["time"] > EARLY_SECONDS else 0.0):
             self._written = now["time"]
@@ -107,12 +113,28 @@ class Monitor:
         return row
 
     def close(self, summary: Row) -> None:
+        if self._sampler is not None:
+            self.look(is_last=True)
         if self._endpoint is not None:
             self._endpoint.stop()
         self._sinks.close(summary)
         draw_curve(self._metrics_file.parent)
 
     # For any thread.
+
+    @property
+    def state(self) -> str:
+        return "draining" if self.is_draining else "running" if self.is_ready else "waiting"
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long somebody has waited for a batch, if nobody has had one meanwhile."""
+        is_expected = self._sampler is not None and not self.is_draining  # batches end before the last checkpoint
+        return time.monotonic() - self._batches.alive_at if is_expected else 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        return self.silent_seconds <= WEDGED_SECONDS
 
     def status(self) -> Status:
         config = self._config
@@ -121,11 +143,12 @@ class Monitor:
         actors = [_actor_status(session, version, now) for session in list(self._sessions.open.values())]
         actors.sort(key=lambda actor: (actor.silent_seconds < SILENT_SECONDS, -actor.round_trip_seconds))
         return Status(
-            state="draining" if self.is_draining else "running" if self._sampler else "waiting",
+            state=self.state,
             version=__version__,
             env=config.env.id,
             device=self.device,
             run_dir=self._run_dir,
+            address=self.listen,
             metrics_address=self.address,
             goal_env_steps=config.stop.env_steps,
             goal_return=config.stop.return_mean_100,
@@ -146,14 +169,12 @@ class Monitor:
         }
 
     def _healthz(self) -> Page:
-        silent = time.monotonic() - self._batches.alive_at if self._sampler else 0.0
-        if silent > WEDGED_SECONDS:
-            return Page(f"the server thread has done nothing for {silent:.0f} s\n".encode(), status=503)
-        return Page(b"alive\n")
+        if self.is_alive:
+            return Page(b"alive\n")
+        return Page(f"rows wait and no batch has run for {self.silent_seconds:.0f} s\n".encode(), status=503)
 
     def _readyz(self) -> Page:
-        state = self.status().state
-        return Page(f"{state}\n".encode(), status=200 if state == "running" else 503)
+        return Page(f"{self.state}\n".encode(), status=200 if self.state == "running" else 503)
 
     def _refresh(self) -> None:
         """Runs in the endpoint's thread, for one look at a time."""
@@ -166,6 +187,7 @@ class Monitor:
             "run_dir": self._run_dir,
         }
         state.ready = float(status.state == "running")
+        state.insecure = float(bool(exposures(config)))
         state.frames = self._serving.env_steps * config.env.frame_skip
         state.return_mean = math.nan if mean is None else mean
         state.sessions_open = len(status.actors)
@@ -193,8 +215,9 @@ def _json(content: dict[str, Any]) -> Page:
 def trouble(serving: ServingMetrics, learning: LearningMetrics) -> dict[str, int]:
     """Whatever was dropped, skipped or refused, in words; nothing that is zero."""
     counts = {
-        "updates skipped: gradient not finite": learning.skipped_updates,
+        "updates skipped: loss or gradient not finite": learning.skipped_updates,
         "checkpoints that could not be written": learning.checkpoints_failed,
+        "checkpoints found damaged": learning.checkpoints_damaged,
         "sessions after environments had failed": serving.actors_env_failures,
         **{f"rows dropped: {reason}": count for reason, count in serving.rows_dropped.items()},
         **{f"unrolls dropped: {reason}": count for reason, count in serving.unrolls_dropped.items()},
@@ -217,8 +240,8 @@ def _actor_status(session: Session, policy_version: int, now: float) -> ActorSta
         steps_per_second=recent.steps / session.recent_seconds if session.recent_seconds else 0.0,
         round_trip_seconds=recent.round_trip_seconds / recent.requests if recent.requests else 0.0,
         wait_fraction=recent.wait_seconds / busy if busy else 0.0,
-        policy_lag=max(0, policy_version - session.policy_version),
+        policy_lag=0 if session.policy_version is None else max(0, policy_version - session.policy_version),
         reconnects=session.measured.reconnects,
         connected_seconds=now - session.joined,
-        silent_seconds=now - session.heard,
+        silent_seconds=session.silence,
     )

@@ -8,14 +8,14 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
+from seedrl.children import end_with_parent
 from seedrl.config import ObserveConfig
 from seedrl.errors import ConfigError, SeedrlError
-from seedrl.launch import end_with_parent
+from seedrl.monitoring.endpoint import address_of, bound
 
 READY_SECONDS = 60.0  # to read what it has seen before
 GOODBYE_SECONDS = 20.0
@@ -42,7 +42,7 @@ class Observer:
     def __init__(self, config: ObserveConfig, files: Path) -> None:
         self.targets = targets_of(config.metrics)
         self._listen = config.listen
-        self._host, self._port = address_of("listen", config.listen)
+        self._host, self._port = address_of(config.listen, "listen")
         self._files = files
         self._directory = Path(config.data).absolute() if config.data else default_directory()
         self._log = self._directory / "prometheus.log"
@@ -51,8 +51,8 @@ class Observer:
 
     @property
     def url(self) -> str:
-        host = "127.0.0.1" if self._host in ("", "0.0.0.0") else self._host
-        return f"http://{host}:{self._port}/consoles/seedrl.html"
+        host = "127.0.0.1" if self._host in ("0.0.0.0", "::") else self._host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}/consoles/seedrl.html"
 
     def start(self) -> None:
         """Returns when Prometheus answers; raises with its last words if it does not."""
@@ -104,15 +104,13 @@ class Observer:
 
     def _refuse_a_port_in_use(self) -> None:
         """Prometheus would say so too, after reading all of its data."""
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self._host, self._port))
-            except OSError as error:
-                raise ConfigError(
-                    f"listen={self._listen} cannot be used: {error.strerror}. Another Prometheus may run already and "
-                    "could watch this learner as well; else choose another port, e.g. listen=127.0.0.1:9091"
-                ) from error
+        try:
+            bound(self._host, self._port).close()
+        except OSError as error:
+            raise ConfigError(
+                f"listen={self._listen} cannot be used: {error.strerror}. Another Prometheus may run already and "
+                "could watch this learner as well; else choose another port, e.g. listen=127.0.0.1:9091"
+            ) from error
 
     def _wait_until_ready(self) -> None:
         assert self._process is not None
@@ -163,15 +161,8 @@ def targets_of(metrics: object) -> list[str]:
         raise ConfigError(f"metrics={metrics!r} must be HOST:PORT, or several: [HOST:PORT,HOST:PORT]")
     targets = [str(address).strip() for address in addresses]
     for target in targets:
-        address_of("metrics", target)
+        address_of(target, "metrics")
     return targets
-
-
-def address_of(setting: str, text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535 or "/" in host or '"' in host:
-        raise ConfigError(f"{setting}={text} must be HOST:PORT")
-    return host, int(port)
 
 
 def default_directory() -> Path:

@@ -1,40 +1,79 @@
 """`seedrl status`: a running learner, its streams and its actors, in the terminal. Knows nothing of how they work."""
 
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from seedrl.config import StatusConfig
-from seedrl.errors import ConfigError, LearnerLost
+from seedrl.config import DoctorConfig, StatusConfig
+from seedrl.context import Context, ContextFile, State, dump
+from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
 from seedrl.monitoring.words import duration
-from seedrl.status import ActorStatus, Status
-from seedrl.wire.channel import ask_status
+from seedrl.status import SILENT_SECONDS, ActorStatus, Status
+from seedrl.wire.channel import Link, ask_status
 from seedrl.wire.codec import decode_status
 
 ANSWER_SECONDS = 5.0
-SILENT_SECONDS = 5.0
 
 
 def run_status(config: StatusConfig) -> None:
-    status = learner_status(config.learner, config.run)
+    try:
+        status = learner_status(config)
+    except LearnerLost:
+        if not config.learner:
+            show_remains(_directory(config.run), config.json, Console())
+        raise
     if config.json:
         print(json.dumps(asdict(status), indent=2))
     else:
         show(status, config.top, Console())
 
 
-def learner_status(learner: str, run: str) -> Status:
+def learner_status(config: StatusConfig | DoctorConfig) -> Status:
     """What a learner says of itself, found by its address, by its run directory, or as the newest below runs/."""
-    if learner:
-        return decode_status(ask_status(learner, ANSWER_SECONDS))
-    directory = Path(run) if run else _newest_run()
+    if config.learner:
+        return decode_status(ask_status(Link(config.learner, config.security), ANSWER_SECONDS))
+    directory = _directory(config.run)
     try:
-        return decode_status(ask_status(_address_in(directory), ANSWER_SECONDS))
+        return decode_status(ask_status(Link(_address_in(directory), config.security), ANSWER_SECONDS))
     except LearnerLost as error:
-        raise LearnerLost(f"{directory} is not running{_last_words(directory)}") from error
+        raise LearnerLost(f"{error}; {_last_words(directory)}") from error
+
+
+def show_remains(directory: Path, as_json: bool, console: Console) -> None:
+    """What is known of a run that is down: its state, its members, and whom the loss of each concerns."""
+    context = ContextFile(directory).read()
+    if as_json:
+        print(dump(context), end="")
+        return
+    now = time.time()
+    counted = ", ".join(f"{value:,} {name}" for name, value in context.counters.items())
+    lines = [
+        f"{directory}  {context.state.name}, {duration(now - context.written)} ago{': ' if context.reason else ''}"
+        f"{context.reason}",
+        f"│  {counted or 'nothing counted yet'}; newest checkpoint {context.checkpoint or 'none'}",
+        *(f"{'└─' if last else '├─'} {words}" for last, words in _remains(context, now)),
+    ]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _remains(context: Context, now: float) -> Iterator[tuple[bool, str]]:
+    """(whether it is the last one, words) for every member."""
+    members = list(context.members.values())
+    for member in members:
+        life = f"seen {duration(now - member.seen)} ago" if member.seen else "never seen"
+        ended = "" if member.exit_code is None else f", exit code {member.exit_code}"
+        ended += f": {member.last_words}" if member.last_words else ""
+        restarts = f", restarted {member.restarts}×" if member.restarts else ""
+        others = [each.name for each in context.affected(member.name) if each is not member]
+        concerns = f"; without it wait {', '.join(others)}" if others else ""
+        words = f"{member}, life {member.incarnation}, {life}{restarts}{ended}{concerns}"
+        yield member is members[-1], words
 
 
 def show(status: Status, top: int, console: Console) -> None:
@@ -85,6 +124,10 @@ def _cells(actor: ActorStatus) -> list[str]:
     ]
 
 
+def _directory(run: str) -> Path:
+    return Path(run) if run else _newest_run()
+
+
 def _newest_run() -> Path:
     contexts = sorted(Path("runs").glob("*/*/context.json"), key=lambda path: path.stat().st_mtime)
     if not contexts:
@@ -93,17 +136,16 @@ def _newest_run() -> Path:
 
 
 def _last_words(run: Path) -> str:
-    try:
-        summary = json.loads((run / "summary.json").read_text())
-        return f"; it ended, {summary['status']}: {summary['reason']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return ", and it did not end in order"
+    """How the run ended, if it did."""
+    context = ContextFile(run).read_or_new()
+    if context.state in (State.DONE, State.FAILED):
+        return f"{run} has ended, {context.state.name.lower()}: {context.reason}"
+    return f"{run} has not ended in order: its learner hangs, or was killed"
 
 
 def _address_in(run: Path) -> str:
     """Where the learner of a run is, or was last."""
     try:
-        address = json.loads((run / "context.json").read_text())["address"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return ContextFile(run).read().address
+    except RunDirectoryError as error:
         raise ConfigError(f"run={run} does not say where its learner is ({error}); give learner=HOST:PORT") from error
-    return str(address)

@@ -24,7 +24,7 @@ class Unit(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Section:
     """Panels that answer one question."""
 
     title: str
@@ -49,7 +49,7 @@ class Panel:
     """Curves that belong together."""
 
     title: str
-    row: Row
+    row: Section
     description: str
     unit: Unit
     queries: tuple[tuple[str, str], ...]  # (PromQL, legend)
@@ -58,13 +58,13 @@ class Panel:
     max: float | None = None
 
 
-LEARNING = Row("Learning", "Is it learning?")
-THROUGHPUT = Row("Throughput", "How fast?")
-TIME = Row("Where time goes", "What is the bottleneck?")
-BATCHING = Row("Batching", "Are batches full, and who waits for them?")
-AGE = Row("Data age", "How stale is what it learns from?")
-ACTORS = Row("Actors", "Who is slow or gone?")
-SAFETY = Row("Safety", "Is anything dropped, skipped or unsaved?")
+LEARNING = Section("Learning", "Is it learning?")
+THROUGHPUT = Section("Throughput", "How fast?")
+TIME = Section("Where time goes", "What is the bottleneck?")
+BATCHING = Section("Batching", "Are batches full, and who waits for them?")
+AGE = Section("Data age", "How stale is what it learns from?")
+ACTORS = Section("Actors", "Who is slow or gone?")
+SAFETY = Section("Safety", "Is anything dropped, skipped or unsaved?")
 ROWS = (LEARNING, THROUGHPUT, TIME, BATCHING, AGE, ACTORS, SAFETY)
 
 
@@ -259,7 +259,7 @@ PANELS = (
         TIME,
         "Mean time from one answer to the next of a group of environments, by where it is spent (Little's law: groups "
         "in circulation / requests per second). The thickest band is the bottleneck. Environments: more actors, or "
-        "more cores. Network: fewer, larger requests. Hold: training is too slow for the data. Fill: lower "
+        "more cores. Network: raise actors.groups. Hold: training is too slow for the data. Fill: lower "
         "serving.min_rows. Busy and inference: a smaller model, or a faster device.",
         Unit.seconds,
         (

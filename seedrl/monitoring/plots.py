@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from seedrl.errors import ConfigError, SeedrlError
+from seedrl.errors import ConfigError
 from seedrl.monitoring.curves import Curve, Group, read_curve
 from seedrl.monitoring.statistics import band
 
@@ -51,7 +51,7 @@ def draw_curve(run_dir: Path) -> Path | None:
             _label(axes, words)
         figure.suptitle(_literal(f"{curve.env}, seed {curve.seed}: {curve.score:,.2f}"), fontsize=10)
         _save(figure, run_dir / CURVE)
-    except SeedrlError:
+    except Exception:  # whatever matplotlib and its settings come up with; a run does not fail for a picture
         return None
     return run_dir / CURVE
 

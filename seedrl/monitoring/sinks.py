@@ -15,9 +15,8 @@ from typing import Any, BinaryIO, Protocol
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError
+from seedrl.monitoring.sampler import Row
 from seedrl.rundir import RunDirectory, plain, write_atomically
-
-Row = dict[str, Any]
 
 # What TensorBoard and W&B show together. Names with a slash have their group already.
 TAGS = {

@@ -7,14 +7,23 @@ receiving while a batch runs.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from seedrl.metrics import ServingMetrics
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.sessions import Request
 
 LONGEST_PAUSE = 0.1  # seconds; a wake-up that got lost costs no more
+NO_GAP = 0.001  # seconds between two pauses that are one
+CAUSES = ("hold", "fill")  # pauses in which requests wait
+
+
+class Pause(NamedTuple):
+    stage: str
+    began: float
+    ended: float
 
 
 class Runner(Protocol):
@@ -40,21 +49,24 @@ class Batches:
         self._metrics = metrics
         self._may_go_on = may_go_on  # false while a lock-step run waits for an update
         self._stopping = False
-        self.alive_at = time.monotonic()  # no longer than a batch and a pause ago, if all is well
+        self.alive_at = time.monotonic()  # when the newest batch ended, or when last nobody waited for one
         self._loop: asyncio.AbstractEventLoop | None = None
         self._paused: asyncio.Future[None] | None = None
+        self._pauses: deque[Pause] = deque(maxlen=64)  # that made requests wait, of late
         batcher.on_submit = self._go_on
 
     async def run(self) -> None:
         """Until `stop`."""
         self._loop = asyncio.get_running_loop()
         while not self._stopping:
-            self.alive_at = time.monotonic()
+            if not self._batcher.waiting_rows:
+                self.alive_at = time.monotonic()
             if not self._inference.finish_unrolls() or not self._may_go_on():
                 await self._pause(LONGEST_PAUSE, "hold")  # actors wait for the learner
             elif requests := self._batcher.take():
-                self._count_waits(requests)
+                self._count_waits(requests, time.monotonic())
                 self._inference.run(requests)
+                self.alive_at = time.monotonic()
                 await self._account("send", asyncio.sleep(0))  # answers leave, what has come meanwhile is read
             else:
                 await self._wait_for_rows()
@@ -92,16 +104,28 @@ class Batches:
         spent = self._metrics.serving_seconds
         began, read_before = time.monotonic(), spent["read"]
         await pause
-        spent[stage] += time.monotonic() - began - (spent["read"] - read_before)
+        ended = time.monotonic()
+        spent[stage] += ended - began - (spent["read"] - read_before)
+        if stage in CAUSES:
+            self._remember(Pause(stage, began, ended))
 
-    def _count_waits(self, requests: list[Request]) -> None:
+    def _remember(self, pause: Pause) -> None:
+        last = self._pauses[-1] if self._pauses else None
+        if last is not None and last.stage == pause.stage and pause.began - last.ended < NO_GAP:
+            self._pauses[-1] = last._replace(ended=pause.ended)
+        else:
+            self._pauses.append(pause)
+
+    def _count_waits(self, requests: list[Request], now: float) -> None:
         """How long requests have waited for this batch, and why."""
-        now, metrics = time.monotonic(), self._metrics
+        metrics = self._metrics
         for request in requests:
-            waited = now - request.arrived
-            held = min(waited, metrics.serving_seconds["hold"] - request.held_before)
-            filled = min(waited - held, metrics.serving_seconds["fill"] - request.filled_before)
-            metrics.queue_seconds["hold"] += held
-            metrics.queue_seconds["fill"] += filled
-            metrics.queue_seconds["busy"] += waited - held - filled
+            waited = busy = now - request.arrived
+            for pause in reversed(self._pauses):
+                if pause.ended <= request.arrived:
+                    break
+                shared = pause.ended - max(pause.began, request.arrived)
+                metrics.queue_seconds[pause.stage] += shared
+                busy -= shared
+            metrics.queue_seconds["busy"] += busy
             metrics.queue_wait_seconds.observe(waited)

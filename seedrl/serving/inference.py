@@ -63,6 +63,15 @@ class Inference:
         self._full = FullRows(np.zeros(0, np.int64), torch.zeros(0, 0))
 
     @torch.inference_mode()
+    def warm_up(self, rows: int) -> None:
+        """A forward pass that nobody waits for: in the first one libraries choose and allocate. Records nothing."""
+        first = np.zeros(rows, np.int64)
+        observation = torch.zeros_like(self._store.stacks(self._store.place(first, first, first)))
+        reward = torch.zeros(rows, device=self._device)
+        inputs = ModelInput(observation, reward, reward.long(), reward.bool())
+        self._forward(inputs, torch.zeros_like(self._slots.core_state(first)))
+
+    @torch.inference_mode()
     def run(self, requests: list[Request]) -> None:
         """Answers every request and records its rows."""
         timer = Stopwatch(self._metrics.serving_seconds)

@@ -16,25 +16,32 @@ import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, exposures, is_socket
 from seedrl.errors import ConfigError, InvalidMessage, NoCapacity, Refused, Superseded, TooLate
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.serving.batcher import Batcher
+from seedrl.serving.guard import TokenGuard
 from seedrl.serving.inference import Answer
 from seedrl.serving.sessions import OTHER_BYTES, Request, Session, SessionTable
 from seedrl.specs import EnvSpec
 from seedrl.status import Status
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
+from seedrl.wire.address import refuse_if_taken
 from seedrl.wire.channel import SERVICE, server_options, service_handler
 from seedrl.wire.framing import StepParts
 from seedrl.wire.status import code_of
+from seedrl.wire.tls import server_credentials
+from seedrl.wire.tokens import Tokens, open_to_others
 
+READY = ("", SERVICE, "ready")  # names that health is asked by: restored, warmed up, not draining
+LIVE = "live"  # batches go on
 HELLO_SECONDS = 10.0  # from connecting to the first message
 READY_SECONDS = 120.0  # to build a pool
 SPARE_STREAMS = 64  # streams beyond one per slot: of actors that have not said hello
 SPARE_RPCS = 64  # calls beyond those: health, status, streams that are refused
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
+INTERNAL = "internal error of the learner"  # all that a peer is told of one
 
 Outbox = asyncio.Queue[pb.StreamResponse]
 
@@ -66,6 +73,7 @@ class Server:
         self._outboxes: dict[int, Outbox] = {}
         self._limits: dict[int, asyncio.Timeout] = {}  # session id → what ends its stream when it runs out
         self._loop = asyncio.new_event_loop()
+        self._tokens = Tokens(config.security, say=lambda words: say(f"learner: {words}"))
         self._health = health.aio.HealthServicer()
         self._farewell: asyncio.Future[pb.StreamResponse] = self._loop.create_future()
         self._bound: Future[str] = Future()
@@ -73,13 +81,20 @@ class Server:
 
     def start(self) -> str:
         """Serves from now on; returns the address bound. Raises ConfigError if that fails."""
+        for exposure in exposures(self._config):
+            self._say(f"learner: INSECURE, as security.allow_insecure allows: {exposure}")
+        for name in open_to_others(self._config.security):
+            self._say(f"learner: other users of this machine may read {name}; chmod 600 it")
         self._thread.start()
         return self._bound.result(timeout=10)
 
     def set_ready(self, ready: bool) -> None:
         status = health_pb2.HealthCheckResponse
-        value = status.SERVING if ready else status.NOT_SERVING
-        self._call(self._set_health, value)
+        self._call(self._set_health, dict.fromkeys(READY, status.SERVING if ready else status.NOT_SERVING))
+
+    def set_live(self, live: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        self._call(self._set_health, {LIVE: status.SERVING if live else status.NOT_SERVING})
 
     def run(self, work: Coroutine[Any, Any, None]) -> "Future[None]":
         """Runs something in the server thread, besides the streams; a failure of it is one of the server."""
@@ -126,21 +141,23 @@ class Server:
             else:
                 self._on_failure(error)
 
-    def _set_health(self, value: int) -> None:
-        for name in ("", SERVICE):
+    def _set_health(self, values: dict[str, int]) -> None:
+        for name, value in values.items():
             self._loop.create_task(self._health.set(name, value))
 
     async def _serve(self) -> None:
         serving = self._config.serving
         server = grpc.aio.server(
+            interceptors=[TokenGuard(self._tokens, self._metrics, self._say)] if self._tokens else [],
             options=server_options(serving.max_message_mb),
             maximum_concurrent_rpcs=serving.max_slots + SPARE_STREAMS + SPARE_RPCS,
         )
         server.add_generic_rpc_handlers((service_handler(self._stream, self._status),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        for name in ("", SERVICE):
+        for name in READY:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         address = self._bind(server)
         await server.start()
         self._bound.set_result(address)
@@ -152,18 +169,30 @@ class Server:
         await server.stop(grace=0.5)
 
     def _bind(self, server: grpc.aio.Server) -> str:
+        """Returns the address of `listen`, with the port that was found if it named none."""
+        if self._config.socket:
+            self._add_port(server, self._config.socket, "socket")
         listen = self._config.listen
+        port = self._add_port(server, listen, "listen")
+        return listen if is_socket(listen) else f"{listen.rpartition(':')[0]}:{port}"
+
+    def _add_port(self, server: grpc.aio.Server, address: str, setting: str) -> int:
+        """With TLS if there is a certificate; a unix socket does without: who may open it says who may connect."""
+        security = self._config.security
+        refuse_if_taken(address, setting)
         try:
-            port = server.add_insecure_port(listen)
+            if is_socket(address) or not security.certificate_file:
+                return int(server.add_insecure_port(address))
+            return int(server.add_secure_port(address, server_credentials(security)))
         except RuntimeError as error:
             raise ConfigError(
-                f"cannot listen on {listen}: the port is in use or the address is not of this machine; set listen=…"
+                f"cannot listen on {address}: the port is in use or the address is not of this machine; set {setting}=…"
             ) from error
-        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
     def _say_goodbye(self, goodbye: pb.StreamResponse) -> None:
         if not self._farewell.done():
             self._farewell.set_result(goodbye)
+            self._sessions.on_leave = lambda session: None  # what is under way at the end was not lost by a session
 
     async def _wait_until_all_left(self, seconds: float) -> None:
         deadline = self._loop.time() + seconds
@@ -197,12 +226,17 @@ class Server:
         except Exception as error:  # ours, and no business of the peer's
             counted["internal"] += 1
             self._say(f"learner: a session failed: {error!r}")
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error of the learner")
+            await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
         finally:
             self._streams -= 1
 
     async def _status(self, _: Any, context: Any) -> pb.StatusResponse:
-        return codec.encode_status(self._describe())
+        try:
+            return codec.encode_status(self._describe())
+        except Exception as error:  # ours, and no business of the peer's
+            self._say(f"learner: no status could be told: {error!r}")
+            await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
+            raise
 
     def _expect_room(self) -> None:
         limit = self._config.serving.max_slots + SPARE_STREAMS
@@ -257,7 +291,8 @@ class Server:
     def _end(self, session: Session) -> None:
         """Nothing of it stays behind: no lease, no unfinished unroll, no row that waits."""
         self._sessions.leave(session)
-        self._metrics.rows_dropped["session_ended"] += self._batcher.drop(lambda request: request.session is session)
+        dropped = self._batcher.drop(lambda request: request.session is session)
+        self._metrics.rows_dropped["session_ended"] += 0 if self._farewell.done() else dropped
 
     def _evict(self, session: Session, error: Refused) -> None:
         """Ends somebody's session at once; its stream ends when it gets its turn. Not while a batch runs."""
@@ -295,9 +330,7 @@ class Server:
         session.admit(rows, step.buffer)
         session.transport = "memory" if step.buffer else "message"
         self._metrics.received_bytes[session.transport] += rows.observation.nbytes + OTHER_BYTES * len(rows.flags)
-        spent = self._metrics.serving_seconds
-        slots = session.slots[rows.env_id]
-        return Request(session, step.request_id, rows, slots, step.buffer, spent["hold"], spent["fill"], session.heard)
+        return Request(session, step.request_id, rows, session.slots[rows.env_id], step.buffer, session.heard)
 
     def _count_report(self, new: codec.Measured) -> None:
         metrics = self._metrics

@@ -14,6 +14,10 @@ from seedrl.specs import EnvSpec
 from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Greeting, Job, Measured, Rows
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
 
+REPORT_SLACK = 60.0  # seconds by which the two clocks of a session may differ
+MAX_CORES = 1024  # of an actor
+MAX_RECONNECTS = 1_000_000
+
 OTHER_BYTES = ENV_ID.itemsize + REWARD.itemsize + FLAGS.itemsize  # of a row, besides its observation
 
 IN_FLIGHT = np.uint8(128)  # a row of the environment waits for its action
@@ -38,7 +42,9 @@ class Session:
     epoch: int = 0  # of its sessions
     peer: str = ""  # its address, as gRPC sees it
     transport: str = "message"  # or memory: where the observations of its newest request were
-    policy_version: int = 0  # that chose its newest actions
+    policy_version: int | None = None  # that chose its newest actions
+    requests: int = 0  # admitted so far
+    steps: int = 0  # rows of those
     joined: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)  # its newest message
     told: float = 0.0  # when its newest actions went out
@@ -58,6 +64,8 @@ class Session:
             raise InvalidMessage("reward: expected 0 on RESET rows, saw something else")
         self.expects.put(rows.env_id, IN_FLIGHT)
         self.in_flight += len(rows.env_id)
+        self.requests += 1
+        self.steps += len(rows.env_id)
         if self.expects.tobytes().count(IN_FLIGHT) != self.in_flight:
             raise InvalidMessage("env_id: expected each environment once, saw one twice")
 
@@ -80,14 +88,35 @@ class Session:
         return max(self.heard, self.told) if self.in_flight < len(self.slots) else None
 
     def measure(self, measured: Measured) -> Measured:
-        """Takes a report; returns what is new since the one before."""
-        new = measured.since(self.measured)
-        if min(new) < 0:
-            raise InvalidMessage(f"report: expected numbers that grow from {self.measured}, saw {measured}")
+        """Takes a report; returns what is new since the one before. Refuses what cannot be, as it is added up."""
+        now = time.monotonic()
+        new, most = measured.since(self.measured), self._most(now - self.joined + REPORT_SLACK)
+        for name in Measured._fields:
+            least, seen, limit = getattr(self.measured, name), getattr(measured, name), getattr(most, name)
+            if not least <= seen <= limit:
+                raise InvalidMessage(f"report.{name}: expected {least} to {limit}, saw {seen}")
         before = self.reported or self.joined
-        self.reported = time.monotonic()
+        self.reported = now
         self.measured, self.recent, self.recent_seconds = measured, new, self.reported - before
         return new
+
+    def _most(self, seconds: float) -> Measured:
+        """What an actor can have measured in so many seconds."""
+        return Measured(
+            steps=self.steps,
+            env_seconds=seconds,
+            wait_seconds=seconds,
+            requests=self.requests,
+            round_trip_seconds=self.requests * seconds,
+            cpu_seconds=MAX_CORES * seconds,
+            reconnects=MAX_RECONNECTS,
+        )
+
+    @property
+    def silence(self) -> float:
+        """Seconds in which the actor could have said something and did not."""
+        owes_nothing = not self.requests or self.in_flight == len(self.slots)
+        return 0.0 if owes_nothing else time.monotonic() - self.heard
 
     def _use(self, buffer: int) -> None:
         if buffer in self.busy_buffers:
@@ -116,8 +145,6 @@ class Request:
     slots: NDArray[np.int64]  # [n]
 
     buffer: int = 0  # that holds the observations; 0: they came with the message
-    held_before: float = 0.0  # seconds that requests had been held back so far when this one came
-    filled_before: float = 0.0  # seconds that had been spent waiting for more rows
     arrived: float = field(default_factory=time.monotonic)
 
     @property

@@ -1,17 +1,22 @@
-"""gRPC as both ends use it: options, and the one method with our own (de)serializers."""
+"""gRPC as both ends use it: options, the client's way to a learner, the one method with our own (de)serializers."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 
-from seedrl.errors import LearnerLost
+from seedrl.config import SecurityConfig, check_client_security, client_exposures, is_socket
+from seedrl.errors import LearnerLost, Unauthenticated
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire import framing
+from seedrl.wire import framing, tls
+from seedrl.wire.tokens import Tokens
 
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 MIB = 1024 * 1024
+
+AUTHORIZATION, SCHEME = "authorization", "Bearer "  # where a call shows its token
+Metadata = tuple[tuple[str, str], ...]
 
 # A peer that stopped answering is noticed after at most two of these. gRPC enforces the keepalive timeout
 # only when the ping timeout is set as well.
@@ -70,28 +75,62 @@ def service_handler(stream: Callable[[Any, Any], Any], status: Callable[[Any, An
     return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
-def open_stream(channel: Any, messages: Iterator[pb.StreamRequest | framing.StepParts]) -> Any:
+class Link:
+    """A client's way to one learner: where it is, whom to trust, what to show. Owned by one thread."""
+
+    def __init__(self, address: str, security: SecurityConfig) -> None:
+        check_client_security(address, security)
+        self.address = address
+        self.is_exposed = bool(client_exposures(address, security))
+        self._security = security
+        self._tokens = Tokens(security)
+        self._has_tls = bool(security.ca_file) and not is_socket(address)
+        if self._has_tls:
+            tls.client_credentials(security)  # raises now what would look like a learner that is down
+
+    def open(self) -> Any:
+        """A new channel, with the certificates as they are now."""
+        if self._has_tls:
+            return grpc.secure_channel(self.address, tls.client_credentials(self._security), options=client_options())
+        return grpc.insecure_channel(self.address, options=client_options())
+
+    def metadata(self) -> Metadata:
+        """To go with a call: the token, as it is now."""
+        token = self._tokens.first()
+        return ((AUTHORIZATION, SCHEME + token),) if token else ()
+
+    def check(self, code: grpc.StatusCode, details: str) -> None:
+        """Raises Unauthenticated if a call failed because the two ends do not trust each other."""
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            raise Unauthenticated(f"the learner at {self.address} refused this call (UNAUTHENTICATED): {details}")
+        may_be_tls = code is grpc.StatusCode.UNAVAILABLE and not is_socket(self.address)
+        if may_be_tls and (reason := tls.trouble(self.address, self._security)):
+            raise Unauthenticated(f"no connection to the learner at {self.address}: {reason}")
+
+
+def open_stream(channel: Any, messages: Iterator[pb.StreamRequest | framing.StepParts], metadata: Metadata = ()) -> Any:
     """Calls InferenceService.Stream; iterates over what the learner says."""
     call = channel.stream_stream(
         f"/{SERVICE}/Stream",
         request_serializer=framing.serialize,
         response_deserializer=pb.StreamResponse.FromString,
     )
-    return call(messages)
+    return call(messages, metadata=metadata)
 
 
-def ask_status(address: str, seconds: float) -> pb.StatusResponse:
+def ask_status(link: Link, seconds: float) -> pb.StatusResponse:
     """Calls InferenceService.Status of a learner. Raises LearnerLost if there is no answer in time."""
-    with grpc.insecure_channel(address, options=client_options()) as channel:
+    with link.open() as channel:
         call = channel.unary_unary(
             f"/{SERVICE}/Status",
             request_serializer=pb.StatusRequest.SerializeToString,
             response_deserializer=pb.StatusResponse.FromString,
         )
         try:
-            answer: pb.StatusResponse = call(pb.StatusRequest(), timeout=seconds)
+            answer: pb.StatusResponse = call(pb.StatusRequest(), timeout=seconds, metadata=link.metadata())
         except grpc.RpcError as error:
+            link.check(error.code(), error.details())
             raise LearnerLost(
-                f"no learner answers at {address} ({error.code().name.lower()}: {error.details()})"
+                f"no learner answers at {link.address} ({error.code().name.lower()}: {error.details()})"
             ) from error
     return answer

@@ -2,9 +2,19 @@
 
 import grpc
 
-from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, NotGranted, Refused, Superseded, TooLate
+from seedrl.errors import (
+    InvalidMessage,
+    Mismatch,
+    NoCapacity,
+    NotGranted,
+    Refused,
+    Superseded,
+    TooLate,
+    Unauthenticated,
+)
 
 _CODES: dict[type[Refused], grpc.StatusCode] = {
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
     Mismatch: grpc.StatusCode.FAILED_PRECONDITION,
     NotGranted: grpc.StatusCode.PERMISSION_DENIED,

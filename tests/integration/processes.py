@@ -24,6 +24,10 @@ class Process:
         self._family: set[int] = set()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def out(self) -> str:
         return self._out.read_text(errors="replace")
 

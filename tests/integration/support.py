@@ -308,6 +308,7 @@ class Wire:
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.accepted: list[float] = []  # when somebody connected
         self._open: list[socket.socket] = []  # the actor's end, the learner's, the next actor's …
         self._half_open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -347,6 +348,7 @@ class Wire:
         while True:
             try:
                 near, _ = self._listener.accept()
+                self.accepted.append(time.monotonic())
             except OSError:  # closed
                 return
             try:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import envs_server.actor
+from seedrl.config import SecurityConfig, StatusConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.overview import learner_status
-from seedrl.wire.channel import ask_status
+from seedrl.wire.channel import Link, ask_status
 from seedrl.wire.codec import decode_status
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, Process
@@ -39,7 +40,7 @@ def metric(text: str, name: str) -> float:
 def running(start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch) -> RunningLearner:
     """A learner that trains with two actors, which report often."""
     monkeypatch.setattr(envs_server.actor, "REPORT_SECONDS", 0.1)
-    learner = start_learner()
+    learner = start_learner(metrics="127.0.0.1:0")  # a port that nobody takes over when it ends
     for name in ("left", "right"):
         start_actor(learner.address, name=name)
     eventually(lambda: learner.service.monitor.status().row.get("updates", 0) > 1)
@@ -106,7 +107,7 @@ def test_metrics_address_that_is_taken_ends_the_learner_with_a_reason(start_lear
 
 
 def test_status_over_the_wire_tells_learner_actors_and_verdict(running: RunningLearner) -> None:
-    status = learner_status(running.address, "")
+    status = learner_status(StatusConfig(learner=running.address))
     assert (status.state, status.env, status.device) == ("running", "Signed-v0", "cpu")
     assert status.row["env_steps"] > 0
     assert status.verdict.bottleneck in ("env", "network", "batching", "inference", "store", "learner")
@@ -120,7 +121,7 @@ def test_status_over_the_wire_tells_learner_actors_and_verdict(running: RunningL
 
 
 def test_status_of_a_waiting_learner_is_told_before_any_actor_came(start_learner: StartLearner) -> None:
-    status = decode_status(ask_status(start_learner().address, DEADLINE))
+    status = decode_status(ask_status(Link(start_learner().address, SecurityConfig()), DEADLINE))
     assert (status.state, status.row, status.actors) == ("waiting", {}, [])
 
 
@@ -132,7 +133,8 @@ def test_status_of_a_run_that_has_ended_says_how(commands: Commands) -> None:
     assert code == 0, err
     code, _, err = commands.run("status", "run=short")
     assert code == 4
-    assert "short is not running; it ended, done: Done: " in err
+    assert "no learner answers" in err
+    assert "short has ended, done: Done: " in err
     assert (commands.directory / "short/curve.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((commands.directory / "short/summary.json").read_text())
     assert summary["seconds_by_stage"]["learner"]["backward"] > 0
@@ -235,7 +237,7 @@ def test_doctor_of_a_running_learner_names_the_bottleneck(run: tuple[Commands, P
 def test_actor_with_metrics_serves_its_own(run: tuple[Commands, Process, Path]) -> None:
     commands, _, directory = run
     address = json.loads((directory / "context.json").read_text())["address"]
-    actor = commands.start("actor", f"learner={address}", "metrics=auto", "name=watched")
+    actor = commands.start("actor", f"learner={address}", "metrics=127.0.0.1:0", "name=watched")
     actor.says("metrics at http://")
     served = next(line for line in actor.out.splitlines() if "metrics at" in line).split("http://")[1].split("/")[0]
     eventually(lambda: metric(get(served, "/metrics")[1], "seedrl_actor_steps_total") > 0)

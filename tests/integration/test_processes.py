@@ -57,7 +57,7 @@ def resume(shared: Commands, run_dir: Path) -> Process:
 def interrupt(process: Process, run_dir: Path, number: int) -> Ended:
     process.children()
     process.signal(number)
-    return Ended(process.wait(), process, summary_of(run_dir))
+    return Ended(process.wait(25.0), process, summary_of(run_dir))  # C6: that is what it may take
 
 
 @pytest.fixture(scope="module")

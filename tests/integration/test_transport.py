@@ -468,6 +468,7 @@ def test_shutdown_while_inference_runs_waits_for_it_and_ends(
     actor = start_actor(learner.address)
     assert GatedService.running.wait(DEADLINE)
     learner.service.stop.ask("interrupted", "in the middle of a batch")
+    eventually(lambda: learner.service.batches._stopping)
     GatedService.gate.set()
     learner.join()
     assert learner.living_threads() == []
@@ -808,9 +809,39 @@ def test_report_of_a_later_session_counts_one_reconnect(
 def test_report_that_shrinks_is_refused(busy: RunningLearner) -> None:
     with RawActor(busy.address) as raw:
         raw.join()
-        raw.send(codec.encode_report(codec.Measured(steps=5)))
-        raw.send(codec.encode_report(codec.Measured(steps=4)))
-        expect_refusal(raw, Code.INVALID_ARGUMENT, ["report", "steps=5", "steps=4"])
+        raw.send(codec.encode_report(codec.Measured(env_seconds=0.5)))
+        raw.send(codec.encode_report(codec.Measured(env_seconds=0.4)))
+        expect_refusal(raw, Code.INVALID_ARGUMENT, ["report.env_seconds", "expected 0.5", "saw 0.4"])
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        {"steps": 1},
+        {"requests": 1},
+        {"env_seconds": 1e9},
+        {"wait_seconds": 1e9},
+        {"round_trip_seconds": 0.1},
+        {"cpu_seconds": 1e9},
+        {"reconnects": 2_000_000},
+    ],
+    ids=lambda impossible: next(iter(impossible)),
+)
+def test_report_of_what_cannot_be_is_refused_and_not_counted(
+    impossible: dict[str, float], busy: RunningLearner
+) -> None:
+    with RawActor(busy.address) as raw:
+        raw.join()
+        raw.send(codec.encode_report(codec.Measured(**impossible)))
+        expect_refusal(raw, Code.INVALID_ARGUMENT, [f"report.{next(iter(impossible))}"])
+    assert busy.service.serving.actors_env_seconds < 1e6
+
+
+def test_hello_with_a_name_that_steers_terminals_is_shown_harmless(busy: RunningLearner) -> None:
+    with RawActor(busy.address) as raw:
+        raw.join(name="\x1b[2J[/red]x")
+        names = {session.name for session in busy.service.sessions.open.values()}
+        assert "?[2J[/red]x" in names
 
 
 # Helpers.

@@ -1,0 +1,170 @@
+"""The run context, context.json: the state of a run, its members, how far it is. Knows no process and no stream.
+
+One file with two writers, each of its own part, one at a time under a lock that is held for one change:
+
+    the learner      state, addresses, counters, last checkpoint; of each member what streams tell: when it was
+                     last seen, whether it streams, its slots, its lives (every two seconds, and with every change)
+    the supervisor   of each member what processes tell: pid, restarts, last exit code and words (when one starts
+                     or ends); and the state while there is no learner to tell it
+
+A change reads the newest content, replaces its own part and writes all of it: temporary file, fsync, rename. So whoever
+reads sees one whole revision, whatever was killed meanwhile. It is for people and for `seedrl status`: a run resumes
+from its checkpoints, and starts a new context should this file be lost.
+"""
+
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from seedrl.errors import RunDirectoryError
+from seedrl.rundir import write_atomically
+
+FILE, LOCK = "context.json", ".context.lock"
+VERSION = 2  # of the format
+LEASE_SECONDS = 10.0
+LOCK_SECONDS = 1.0  # a change takes milliseconds; whoever is stopped in the middle of one must not stop the others
+LEARNER = "learner"  # the name of that member
+
+
+class State(Enum):
+    """Of the run. Any state may be followed by FAILED, and DONE and FAILED by INIT, when the run is resumed."""
+
+    INIT = "a learner starts, or waits for its first actor"
+    READY = "restored and warmed up, actors are served"
+    RUNNING = "it trains"
+    DRAINING = "it has been asked to stop, or is done, and ends in order"
+    DONE = "it ended in order; the reason says why"
+    FAILED = "it ended, and the reason says why"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process of the run, or one that was."""
+
+    role: str  # learner or actor
+    name: str
+    pid: int = 0  # 0: not of this machine, or not started by `seedrl run`
+    incarnation: int = 0  # its lives in this run: processes of the learner, sessions of an actor
+    seen: float = 0.0  # Unix time of its last sign of life; for people, nothing is decided by it
+    ttl: float = LEASE_SECONDS  # its lease ends so long after that
+    streams_to: str = ""  # the member that serves it; empty for none
+    slots: int = 0  # that it holds there, or held last
+    restarts: int = 0
+    exit_code: int | None = None  # of its last process that ended; negative: ended by a signal
+    last_words: str = ""
+
+    def is_leased(self, now: float) -> bool:
+        return now < self.seen + self.ttl
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.slots} slots)" if self.slots else self.name
+
+
+@dataclass(slots=True)
+class Context:
+    """The content of the file."""
+
+    state: State = State.INIT
+    reason: str = ""
+    revision: int = 0  # changes so far
+    written: float = 0.0  # Unix time
+    address: str = ""  # of the learner that runs, or ran last
+    metrics: str = ""
+    checkpoint: str = ""  # the newest
+    counters: dict[str, int] = field(default_factory=dict)  # env_steps, updates, episodes
+    resumed_at: int = 0  # the update that the newest learner began with
+    members: dict[str, Member] = field(default_factory=dict)  # by name
+
+    def update(self, name: str, **changes: Any) -> Member:
+        """Replaces some fields of a member, which is made if it is new."""
+        role = LEARNER if name == LEARNER else "actor"
+        member = replace(self.members.get(name) or Member(role, name), **changes)
+        self.members[name] = member
+        return member
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the newest learner has trained at all."""
+        return self.counters.get("updates", 0) > self.resumed_at
+
+    def affected(self, name: str) -> list[Member]:
+        """Whom the death of a member concerns: itself, and everybody who streams to it, from the live graph."""
+        concerned = [name]
+        for each in concerned:  # which grows meanwhile
+            concerned += [
+                member.name
+                for member in self.members.values()
+                if member.streams_to == each and member.name not in concerned
+            ]
+        return [self.members[each] for each in concerned if each in self.members]
+
+
+class ContextFile:
+    """Of one run directory. Any number of processes may read and change it."""
+
+    def __init__(self, run_directory: Path) -> None:
+        self.path = run_directory / FILE
+        self._lock = run_directory / LOCK
+
+    def read(self) -> Context:
+        """Raises RunDirectoryError if there is none, or none that can be read."""
+        try:
+            return parse(self.path.read_text())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunDirectoryError(f"{self.path} cannot be read: {error!r}") from error
+
+    def read_or_new(self) -> Context:
+        try:
+            return self.read()
+        except RunDirectoryError:
+            return Context()
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[Context]:
+        """The newest content, written when the block ends. Raises OSError if it cannot be, in time or at all."""
+        with self._lock.open("w") as lock:
+            _acquire(lock.fileno(), LOCK_SECONDS)
+            context = self.read_or_new()
+            yield context
+            context.revision += 1
+            context.written = time.time()
+            write_atomically(self.path, dump(context))
+
+
+def dump(context: Context) -> str:
+    content = {"version": VERSION, **asdict(context), "state": context.state.name}
+    return json.dumps(content, indent=2) + "\n"
+
+
+def parse(text: str) -> Context:
+    """Whatever `dump` gave. Raises ValueError, KeyError or TypeError for anything else."""
+    content = json.loads(text)
+    if content.pop("version") != VERSION:
+        raise ValueError(f"it is not of format {VERSION}")
+    members = {name: Member(**_known(Member, member)) for name, member in content.pop("members").items()}
+    return Context(**{**_known(Context, content), "state": State[content["state"]], "members": members})
+
+
+def _known(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Without fields of a later version."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _acquire(descriptor: int, seconds: float) -> None:
+    """The lock goes with the descriptor, so with a process that dies."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,72 @@
+"""Whether, how and why a learner ends, and the signals that ask for it. Knows nothing of what is stopped."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from seedrl.config import StopConfig
+from seedrl.metrics import ServingMetrics
+
+
+class Stop:
+    """Thread-safe; the first word counts. `on_stop` is called once, by whoever asks first."""
+
+    def __init__(self, on_stop: Callable[[], None] = lambda: None) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._on_stop = on_stop
+        self.status = ""
+        self.reason = ""
+        self.failure: BaseException | None = None
+
+    def ask(self, status: str, reason: str, failure: BaseException | None = None) -> None:
+        with self._lock:
+            if self._event.is_set():
+                return
+            self.status, self.reason, self.failure = status, reason, failure
+            self._event.set()
+        self._on_stop()
+
+    def fail(self, failure: BaseException) -> None:
+        """Ends as a failure, whatever was asked before."""
+        with self._lock:
+            self.status, self.reason, self.failure = "failed", str(failure), failure
+            self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
+
+
+def stop_on_signals(stop: Stop, say: Callable[[str], None]) -> None:
+    """SIGINT and SIGTERM end the process in order, a second one at once."""
+    signals: list[int] = []
+
+    def interrupt(reason: str) -> None:
+        stop.ask("interrupted", reason)
+        say(f"learner: {reason}; stopping in order, once more to end at once")
+
+    def handle(number: int, _: Any) -> None:
+        signals.append(number)
+        if len(signals) > 1:
+            os._exit(128 + number)
+        # In a thread: the one interrupted may hold the very locks that this takes.
+        reason = f"Interrupted by {signal.Signals(number).name}"
+        threading.Thread(target=interrupt, args=(reason,), name="stop").start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+
+
+def reached_goal(goal: StopConfig, serving: ServingMetrics) -> str:
+    """Why training is over, in words; empty while it is not."""
+    score, target = serving.return_mean_100, goal.return_mean_100
+    if target is not None and score is not None and score >= target and len(serving.returns) == 100:
+        return f"Solved: mean return {score:.2f} reached the target of {target:g}"
+    if serving.env_steps >= goal.env_steps:
+        return f"Done: {serving.env_steps:,} of {goal.env_steps:,} steps"
+    return ""

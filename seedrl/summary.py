@@ -1,0 +1,39 @@
+"""summary.json: a run in a few numbers, at its end. Knows nothing of how they came about."""
+
+from typing import Any
+
+from seedrl.config import LearnerConfig
+from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.monitoring.monitor import trouble
+from seedrl.stopping import Stop
+
+
+def summarize(
+    config: LearnerConfig, stop: Stop, serving: ServingMetrics, learning: LearningMetrics, seconds: float
+) -> dict[str, Any]:
+    """`seconds` is what the run has taken, restarts included."""
+    return {
+        "status": stop.status,
+        "reason": stop.reason,
+        "env": config.env.id,
+        "env_steps": serving.env_steps,
+        "frames": serving.env_steps * config.env.frame_skip,
+        "updates": learning.updates,
+        "episodes": serving.episodes,
+        "seconds": round(seconds, 3),
+        "steps_per_second": round(serving.env_steps / seconds, 1),
+        "return_mean_100": serving.return_mean_100,
+        "policy_lag_mean": round(learning.policy_lag.mean, 3),
+        "learner_wait_fraction": round(learning.wait_fraction, 4),
+        "inference_batch_mean": round(serving.batch_mean, 2),
+        "trouble": trouble(serving, learning),
+        "seconds_by_stage": {
+            "server": _rounded(serving.serving_seconds),
+            "learner": _rounded(learning.learner_seconds),
+        },
+        "seed": config.seed,
+    }
+
+
+def _rounded(seconds: dict[str, float]) -> dict[str, float]:
+    return {stage: round(value, 3) for stage, value in seconds.items()}

@@ -1,0 +1,35 @@
+"""Addresses to listen on, looked at before anybody does. Knows nothing of gRPC."""
+
+import socket
+
+from seedrl.errors import ConfigError
+
+UNIX = "unix:"
+
+
+def refuse_if_taken(address: str, setting: str = "listen") -> None:
+    """Raises ConfigError if nobody else could listen there. A socket file that a dead process left is no hindrance."""
+    try:
+        if address.startswith(UNIX):
+            _check_socket_file(address.removeprefix(UNIX))
+        else:
+            _check_port(address)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot listen on {address}: the port is in use or the address is not of this machine; set {setting}=…"
+        ) from error
+
+
+def _check_socket_file(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(path) == 0:
+            raise OSError("somebody answers there")
+
+
+def _check_port(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]") or None, int(port), type=socket.SOCK_STREAM)
+    family, _, _, _, where = found[0]
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)

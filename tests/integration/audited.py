@@ -1,0 +1,70 @@
+"""Trains, checkpoints and resumes in one process, and writes down who ran or unpickled what: `… RUN_DIR FOUND.json`.
+
+Python tells of every unpickling of a class, every unmarshalling and every running of code. An import is the last two,
+of a file that somebody installed; who runs something else on that occasion is written down apart.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+from envs_server.actor import Actor
+from seedrl.config import ActorConfig, LearnerConfig
+from seedrl.service import LearnerService
+from tests.integration.support import InThread, RunningLearner
+from tests.integration.waiting import free_address
+
+EVENTS = ("pickle.find_class", "marshal.load", "marshal.loads", "exec", "compile", "code.__new__")
+INSTALLED = ("<frozen", str(Path(json.__file__).parents[1]), str(Path(torch.__file__).parents[1]))
+INSTALLED += (str(Path(__file__).parents[2]),)
+
+
+def modules_of(frame: FrameType | None) -> Iterator[str]:
+    """Who calls, whom that was called by, and so on."""
+    while frame is not None:
+        yield str(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+
+
+def is_installed(code: object) -> bool:
+    return isinstance(code, CodeType) and code.co_filename.startswith(INSTALLED)
+
+
+def train(run_dir: str, env_steps: int) -> int:
+    """Until so many steps were made; returns how many updates there were, all told."""
+    config = LearnerConfig(run_dir=run_dir, listen=free_address(), threads=1, metrics="127.0.0.1:0")
+    config.algorithm.unroll_length, config.algorithm.batch_size = 5, 4
+    config.actors.envs, config.serving.max_slots = 8, 16
+    config.stop.env_steps, config.checkpoint.seconds = env_steps, 0.0
+    config.display = type(config.display).none
+    learner = RunningLearner(LearnerService(config))
+    InThread(Actor(ActorConfig(learner=config.listen), say=lambda _: None).run).join()
+    updates: int = learner.join()["updates"]
+    return updates
+
+
+def main(run_dir: str, out: str) -> None:
+    found: dict[str, set[str]] = {event: set() for event in EVENTS}
+    elsewhere: set[str] = set()
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event not in found:
+            return
+        names = list(modules_of(sys._getframe(1)))
+        if "importlib._bootstrap" not in names:
+            found[event].add(names[0])
+        elif event == "exec" and not is_installed(arguments[0]):
+            elsewhere.add(names[0])
+
+    sys.addaudithook(hook)
+    updates = [train(run_dir, 300), train(run_dir, 600)]
+    callers = {event: sorted(names) for event, names in found.items()}
+    Path(out).write_text(json.dumps({"updates": updates, "callers": callers, "while importing": sorted(elsewhere)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

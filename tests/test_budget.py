@@ -1,0 +1,62 @@
+"""C9: memory is counted before it is taken, and what does not fit is refused."""
+
+import pytest
+import torch
+
+from seedrl import budget as budgets
+from seedrl.budget import Budget, budget_of, check_budget, check_store
+from seedrl.config import LearnerConfig, Optimizer, store_sizes
+from seedrl.errors import ConfigError, Mismatch
+from seedrl.learning.checkpoint import pack_optimizer
+from seedrl.models.base import core_size_of
+from seedrl.policy import Policy
+from seedrl.store import Store
+from tests.builders import learner_parts
+from tests.fakes import TinyModel, make_spec
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+def test_budget_is_what_the_parts_take(optimizer: Optimizer) -> None:
+    spec = make_spec((50,))
+    model = TinyModel(spec, core_size=3)
+    parts = learner_parts(model=model, spec=spec)
+    parts.config.algorithm.optimizer = optimizer
+    parts = learner_parts(parts.config.algorithm, model=model, spec=spec)
+    parts.record()
+    parts.learner.update(timeout=0)
+
+    budget = budget_of(parts.config, spec, model, core_size_of(model))
+    assert budget.store == Store(spec, **store_sizes(parts.config, 3), device=CPU).nbytes
+    models = [model, *Policy(model, version=0)._replicas]
+    assert budget.weights == sum(each.nbytes for copy in models for each in copy.parameters())
+    gradients = sum(each.grad.nbytes for each in model.parameters() if each.grad is not None)
+    averages = sum(each.nbytes for each in pack_optimizer(parts.learner.optimizer).values())
+    assert averages <= budget.optimizer - gradients + 64  # and a few counts of steps
+    assert budget.optimizer - gradients <= averages
+
+
+def test_budget_that_fits_is_granted_and_one_that_does_not_is_refused_with_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = Budget(store=300 * 2**20, weights=20 * 2**20, optimizer=2**20)
+    monkeypatch.setattr(budgets, "free_bytes", lambda _: budget.total)
+    check_budget(budget, CPU)
+    monkeypatch.setattr(budgets, "free_bytes", lambda _: budget.total - 1)
+    with pytest.raises(ConfigError, match=r"needs 321\.0 MiB \(store 300\.0, weights 20\.0, optimizer 1\.0\) on cpu"):
+        check_budget(budget, CPU)
+
+
+def test_budget_of_a_store_alone_that_does_not_fit_refuses_the_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "free_bytes", lambda _: 2**20)
+    config = LearnerConfig()
+    check_store(config, CPU, make_spec((2,)))
+    with pytest.raises(Mismatch, match=r"spaces: the store for .* needs"):
+        check_store(config, CPU, make_spec((4, 84, 84), "uint8"))
+
+
+def test_budget_where_the_system_does_not_say_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "free_bytes", lambda _: None)
+    check_budget(Budget(2**60, 0, 0), CPU)
+    check_store(LearnerConfig(), CPU, make_spec((2,)))
