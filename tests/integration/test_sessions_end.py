@@ -13,7 +13,7 @@ from seedrl.service import LearnerService
 from seedrl.serving.sessions import Request
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, Process
-from tests.integration.support import RawActor, RunningLearner, Wire, make_rows
+from tests.integration.support import NUM_ACTIONS, RawActor, RunningLearner, Wire, make_rows
 from tests.integration.waiting import DEADLINE, eventually, free_address
 
 Code = grpc.StatusCode
@@ -182,7 +182,7 @@ def test_wedged_learner_is_given_up_after_the_step_deadline_and_joined_again_whe
     assert not actor.wrong
 
 
-# Processes that are stopped.
+# Processes that are killed or stopped.
 
 
 class Watched:
@@ -203,6 +203,34 @@ class Watched:
     def session(self) -> int:
         """Of the actor, once it steps."""
         return int(eventually(lambda: self.rows_of and max(self.learner.service.sessions.open, default=0)))
+
+
+def test_killed_actor_leaves_nothing_behind_and_the_others_lose_no_step(
+    start_learner: StartLearner, start_actor: StartActor, commands: Commands
+) -> None:
+    """A1: four actors, one killed three times wherever it is: within 1 s its slots are free and its partial unrolls
+    discarded; no other one loses a row, and batches go on."""
+    learner = start_learner(
+        serving__max_slots=16,
+        serving__min_rows=16,  # of all four: a learner that waited for the dead would show it
+        env__id="mock",
+        env__options={"shape": [3], "dtype": "float32", "num_actions": NUM_ACTIONS},
+        metrics="",
+    )
+    serving, sessions = learner.service.serving, learner.service.sessions
+    others = [start_actor(learner.address) for _ in range(3)]
+    for kills in range(1, 4):
+        actor = commands.start("actor", f"learner={learner.address}", "name=victim")
+        session = eventually(lambda: next((each for each in sessions.open.values() if each.name == "victim"), None))
+        eventually(lambda session=session: session.steps > 40)
+        actor.signal(signal.SIGKILL)
+        eventually(lambda session=session: not session.alive, seconds=1)
+        assert sessions.slots_taken == 12
+        assert 0 < serving.unrolls_dropped["session_ended"] <= 4 * kills
+        learner.steps_on()
+    assert learner.service.batcher.waiting_rows <= 12
+    assert serving.rows_dropped["session_ended"] <= 4 * kills  # its own, at most one row of each environment
+    assert not any(other.wrong or len(other.pools) > 1 for other in others)
 
 
 def test_stopped_actor_is_evicted_and_joins_again_when_it_goes_on(
