@@ -27,6 +27,7 @@ from seedrl.monitoring.exposition import Exposition
 from seedrl.monitoring.sampler import Sampler
 from seedrl.service import LOOK_SECONDS, LearnerService
 from seedrl.serving.sessions import SessionTable
+from seedrl.wire.codec import Greeting
 
 STEPS = 100_000  # in which calls are counted
 PROMETHEUS = Path(__file__).parents[1] / "conf/observability/prometheus.yml"
@@ -70,7 +71,7 @@ def one_look(serving: ServingMetrics, learning: LearningMetrics) -> Callable[[],
     """What the main thread does twice a second, and writes down now and then."""
     config = LearnerConfig()
     sessions = SessionTable(config, job_seed=lambda session: session)
-    sessions.join("bench")
+    sessions.join(Greeting("bench"))
     sampler = Sampler(config, serving, learning, sessions)
     before = sampler.totals()
 

@@ -1,4 +1,6 @@
-"""One actor: joins a learner, does the job it is given, joins again whenever the stream breaks. Knows no environment.
+"""One actor: joins a learner, does the job it is given, joins again when the stream or an environment breaks.
+
+Knows no environment, and nothing of who else is there.
 
 A session has two threads. gRPC's own consumer thread runs `_outgoing`: it waits for the pool and sends observations.
 The main thread waits for the learner and sends actions to the pool. Groups of environments circulate between the two.
@@ -7,6 +9,7 @@ The main thread waits for the learner and sends actions to the pool. Groups of e
 import contextlib
 import os
 import random
+import secrets
 import socket
 import threading
 import time
@@ -20,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs_server.pool import Pool, make_pool
-from seedrl.config import ActorConfig, check_actor_security
-from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
+from seedrl.config import ActorConfig, check_actor, check_actor_security
+from seedrl.errors import EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
 from seedrl.metrics import ActorMetrics
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
@@ -31,6 +34,7 @@ from seedrl.wire.memory import Offer, SharedBuffers, open_buffers, this_host
 from seedrl.wire.status import is_worth_retrying
 
 REPORT_SECONDS = 2.0
+FAILURE_SECONDS = 600.0  # failures of environments longer ago are forgotten
 MakePool = Callable[[codec.Job, int], Pool]
 
 
@@ -40,6 +44,8 @@ class Ending(Enum):
     over = "training is over"
     again = "the learner asked to join again"
     lost = "the stream broke"
+    superseded = "another session with the same instance is newer"
+    env_failed = "the environments failed"
 
 
 class Actor:
@@ -48,8 +54,7 @@ class Actor:
     def __init__(
         self, config: ActorConfig, make_pool: MakePool = make_pool, say: Callable[[str], None] = print
     ) -> None:
-        if config.learner in ("", "???"):
-            raise ConfigError("the actor needs the learner's address: seedrl actor learner=HOST:PORT")
+        check_actor(config)
         check_actor_security(config)
         self._config = config
         self._link = Link(config.learner, config.security)
@@ -59,6 +64,10 @@ class Actor:
         self.metrics = ActorMetrics()
         self._stopping = threading.Event()
         self._session: ActorSession | None = None
+        self._instance = secrets.token_hex(8)
+        self._epoch = 0
+        self._env_failures: deque[float] = deque()  # when, of late
+        self._untold_failure = ""  # of the environments: the learner is told with the next Hello
 
     def run(self) -> None:
         """Returns when training is over or `stop` was called; raises when it makes no sense to go on."""
@@ -67,29 +76,68 @@ class Actor:
         seen = time.monotonic()
         failures = 0
         while not self._stopping.is_set():
-            session = self._session = ActorSession(self._config, self._link, self._name, self._make_pool, self.metrics)
-            ending, why = session.run(self._stopping)
+            session = self._session = ActorSession(
+                self._config, self._link, self._greeting(), self._make_pool, self.metrics
+            )
+            ending, why = self._run(session)
             self.metrics.actor_connected = 0
             if ending is Ending.over:
                 self._say(f"actor {self._name}: {why}")
                 return
+            if session.answered or ending is Ending.env_failed:
+                seen = time.monotonic()
             if session.answered:
-                seen, failures = time.monotonic(), 0
+                failures = 0
             absent = time.monotonic() - seen
             if absent > self._config.patience:
                 raise LearnerLost(f"no learner at {self._config.learner} for {absent:.0f} s; last: {why}")
-            if ending is Ending.lost and not self._stopping.is_set():
-                if failures == 0:
+            if ending is not Ending.again and not self._stopping.is_set():
+                if ending is Ending.env_failed:
+                    self._say(f"actor {self._name}: {why}; making the environments anew")
+                elif failures == 0:
                     self._say(f"actor {self._name}: {why}; trying again for {self._config.patience - absent:.0f} s")
                 failures += 1
                 self.metrics.actor_failures += 1
-                self._stopping.wait(random.uniform(0.5, 1.0) * min(2.0, 0.25 * 2 ** min(failures, 4)))
+                self._stopping.wait(random.uniform(0.5, 1.0) * min(2.0, 0.5 * 2 ** min(failures, 2)))
 
     def stop(self) -> None:
         """Leaves the session and returns from `run`."""
         self._stopping.set()
         if self._session is not None:
             self._session.cancel()
+
+    def _greeting(self) -> codec.Greeting:
+        self._epoch += 1
+        return codec.Greeting(self._name, this_host(), self._instance, self._epoch, self._untold_failure)
+
+    def _run(self, session: "ActorSession") -> tuple[Ending, str]:
+        """Environments may fail now and then: the next session makes new ones."""
+        try:
+            ending, why = session.run(self._stopping)
+        except EnvFailed as error:
+            self._count_failure(error)
+            self._untold_failure = str(error)
+            return Ending.env_failed, str(error)
+        if session.welcomed:
+            self._untold_failure = ""
+        if ending is Ending.superseded:
+            # Somebody else has our instance, a copy of this process perhaps. If both kept it, they would end each
+            # other's sessions for ever.
+            self._instance = secrets.token_hex(8)
+        return ending, why
+
+    def _count_failure(self, error: EnvFailed) -> None:
+        """Raises it if there have been too many of late."""
+        self.metrics.actor_env_failures += 1
+        now, recent = time.monotonic(), self._env_failures
+        recent.append(now)
+        while recent[0] < now - FAILURE_SECONDS:
+            recent.popleft()
+        if len(recent) > self._config.max_env_failures:
+            raise EnvFailed(
+                f"environments failed {len(recent)} times within {FAILURE_SECONDS / 60:.0f} minutes, "
+                f"max_env_failures allows no more; last: {error}"
+            ) from error
 
 
 class InFlight(NamedTuple):
@@ -117,10 +165,12 @@ def measured(metrics: ActorMetrics) -> codec.Measured:
 class ActorSession:
     """The life of one stream, seen from the actor."""
 
-    def __init__(self, config: ActorConfig, link: Link, name: str, make_pool: MakePool, metrics: ActorMetrics) -> None:
+    def __init__(
+        self, config: ActorConfig, link: Link, greeting: codec.Greeting, make_pool: MakePool, metrics: ActorMetrics
+    ) -> None:
         self._config = config
         self._link = link
-        self._name = name
+        self._greeting = greeting
         self._make_pool = make_pool
         self._channel = link.open()
         self._pool: Pool | None = None
@@ -135,6 +185,7 @@ class ActorSession:
         self._building = False
         self._stuck = ""  # what the watchdog saw
         self._call: grpc.Call | None = None
+        self.welcomed = False
         self.answered = False  # at least one Step
         self._metrics = metrics
         self._before = measured(metrics)  # when the session began
@@ -184,8 +235,14 @@ class ActorSession:
     def _start_pool(self, job: codec.Job) -> None:
         self._metrics.actor_sessions += 1
         self._metrics.actor_connected = 1
+        self.welcomed = True
         self._building = True  # how long that takes is the learner's to judge
-        self._pool = self._make_pool(job, self._config.threads)
+        try:
+            self._pool = self._make_pool(job, self._config.threads)
+        except SeedrlError:
+            raise
+        except Exception as error:
+            raise EnvFailed(f"the environments could not be made: {error!r}") from error
         self._progress = time.monotonic()
         self._building = False
         for _ in range(job.num_envs // job.group_size):
@@ -231,7 +288,7 @@ class ActorSession:
 
     def _outgoing(self) -> Iterator[pb.StreamRequest | StepParts]:
         """What the actor says, in order; runs in gRPC's consumer thread."""
-        yield codec.encode_hello(self._name, this_host())
+        yield codec.encode_hello(self._greeting)
         if not self._wait(self._pool_ready):
             return
         assert self._pool is not None
@@ -294,10 +351,16 @@ class ActorSession:
         return False
 
     def _watch(self) -> None:
-        """Cancels a stream without progress: a wedged learner keeps its port open, and gRPC sees nothing wrong."""
-        while not self._leaving.wait(timeout=min(1.0, self._config.step_deadline / 4)):
-            silent = time.monotonic() - self._progress
-            if silent > self._config.step_deadline and not self._building:
+        """Cancels a stream without progress: a wedged learner keeps its port open, and gRPC sees nothing wrong.
+
+        Time is counted in looks, so that a process that was stopped for a while blames nobody.
+        """
+        pause = min(1.0, self._config.step_deadline / 4)
+        silent, progress = 0.0, self._progress
+        while not self._leaving.wait(timeout=pause):
+            silent = 0.0 if self._building or self._progress != progress else silent + pause
+            progress = self._progress
+            if silent >= self._config.step_deadline:
                 if self._pool is not None and not self._pending:
                     self._failure = EnvFailed(f"the environments have not answered for {silent:.0f} s")
                 self._stuck = f"the learner has not answered for {silent:.0f} s"
@@ -307,6 +370,8 @@ class ActorSession:
         code, details = error.code(), self._stuck or error.details()
         if self._pool is None:  # it was never welcome
             self._link.check(code, details)
+        if code is grpc.StatusCode.ABORTED:
+            return Ending.superseded, f"the learner at {self._config.learner} ended the session: {details}"
         if is_worth_retrying(code):
             return Ending.lost, f"no stream to {self._config.learner} ({code.name.lower()}: {details})"
         if self.answered:  # it was welcome until the environments sent something that was not

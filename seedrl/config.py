@@ -5,6 +5,7 @@ Knows nothing of Hydra; `commands` composes these and hands them down as plain d
 
 import copy
 import ipaddress
+import math
 import os
 from dataclasses import dataclass, field
 from enum import Enum
@@ -94,6 +95,7 @@ class ServingConfig:
     min_rows: int = key(1, "rows worth waking an idle device for; fewer wait up to max_wait")
     max_wait: float = key(0.005, "seconds the oldest row waits for min_rows")
     max_message_mb: int = key(64, "largest message accepted, MiB")
+    max_silence: float = key(120.0, "seconds an actor may take for a step before it is sent away; 0 for any time")
     shared_memory: bool = key(True, "actors of this user on this machine put large observations into shared memory")
 
 
@@ -193,6 +195,7 @@ class ActorConfig:
     threads: int = key(0, "environment threads; 0 for one per core")
     patience: float = key(300.0, "seconds without a learner before the actor gives up")
     step_deadline: float = key(60.0, "seconds without any progress before the stream is given up")
+    max_env_failures: int = key(10, "times within ten minutes that failed environments are made anew before it ends")
     metrics: str = key("", "HOST:PORT of this actor's own /metrics, port 0 for any free one; empty for none")
     security: SecurityConfig = group(SecurityConfig)
 
@@ -301,6 +304,14 @@ def check(config: LearnerConfig) -> None:
         f"actors.groups={actors.groups} must divide actors.envs={actors.envs}",
     )
     _require(
+        actors.envs <= serving.max_slots,
+        f"actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}: no actor could ever join",
+    )
+    _require(
+        serving.min_rows <= serving.max_slots,
+        f"serving.min_rows={serving.min_rows} is more than serving.max_slots={serving.max_slots}: so many never wait",
+    )
+    _require(
         actors.count * actors.envs <= serving.max_slots,
         f"actors.count={actors.count} × actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}",
     )
@@ -308,7 +319,10 @@ def check(config: LearnerConfig) -> None:
     _require(config.model.lstm >= 0, f"model.lstm={config.model.lstm} must not be negative")
     _require(min(config.model.layers, default=1) >= 1, f"model.layers={config.model.layers} must be positive")
     _require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
-    _require(serving.max_wait >= 0, f"serving.max_wait={serving.max_wait} must not be negative")
+    _require(
+        0 <= serving.max_wait < math.inf, f"serving.max_wait={serving.max_wait} must be a number that is not negative"
+    )
+    _require(serving.max_silence >= 0, f"serving.max_silence={serving.max_silence} must not be negative")
     _require(serving.max_message_mb >= 1, f"serving.max_message_mb={serving.max_message_mb} must be at least 1")
     _require(actors.count >= 0, f"actors.count={actors.count} must not be negative")
     _require(config.threads >= 0, f"threads={config.threads} must not be negative")
@@ -402,6 +416,16 @@ def _refuse(exposures: list[str], security: SecurityConfig) -> None:
         not exposures or security.allow_insecure,
         f"{'; '.join(exposures)}. docs/security.md says how to have both; security.allow_insecure=true does without",
     )
+
+
+def check_actor(config: ActorConfig) -> None:
+    """Refuses settings of an actor that cannot work."""
+    _require(
+        config.learner not in ("", MISSING), "the actor needs the learner's address: seedrl actor learner=HOST:PORT"
+    )
+    _require(config.patience >= 0, f"patience={config.patience} must not be negative")
+    _require(config.step_deadline > 0, f"step_deadline={config.step_deadline} must be positive")
+    _require(config.max_env_failures >= 0, f"max_env_failures={config.max_env_failures} must not be negative")
 
 
 def _require(holds: bool, otherwise: str) -> None:

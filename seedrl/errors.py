@@ -11,6 +11,7 @@
     │   ├── Mismatch           another protocol version or other spaces
     │   ├── NotGranted         an environment outside the session's lease
     │   ├── TooLate            no message in time
+    │   ├── Superseded         another session of the same actor is newer
     │   └── NoCapacity         more environments than the learner has slots for
     ├── ThreadDied             a part of the learner stopped; so does the learner  exit 7
     └── Diverged               losses or gradients were not finite, again and again  exit 8
@@ -62,6 +63,10 @@ class NotGranted(Refused):
 
 class TooLate(Refused):
     reason = "too_late"
+
+
+class Superseded(Refused):
+    reason = "superseded"
 
 
 class NoCapacity(Refused):

@@ -30,7 +30,10 @@ LEARNER_STAGES = ("wait", "gather", "forward", "backward", "optimize", "publish"
 
 MANY = 32  # values that are worth numpy's overhead
 
-REFUSALS = (*("unauthenticated", "invalid_message", "mismatch", "not_granted", "too_late", "no_capacity", "internal"),)
+REFUSALS = (
+    *("unauthenticated", "invalid_message", "mismatch", "not_granted", "too_late", "superseded", "no_capacity"),
+    "internal",
+)
 
 
 class Kind(Enum):
@@ -163,7 +166,7 @@ class ServingMetrics:
     episode_length: Histogram = histogram(STEPS, "Steps of finished episodes")
     unrolls_made: int = counter("Unrolls finished and handed to the learner")
     unrolls_dropped: dict[str, int] = counters(
-        "reason", ("session_ended",), "Unrolls discarded before they were finished, because their session ended"
+        "reason", ("session_ended",), "Unrolls discarded before they were handed over, because their session ended"
     )
     rows_dropped: dict[str, int] = counters(
         "reason",
@@ -188,6 +191,7 @@ class ServingMetrics:
     actors_wait_seconds: float = counter("Time actors had no environment stepping and waited for actions, added up")
     actors_cpu_seconds: float = counter("CPU time of actors, added up")
     actors_reconnects: int = counter("Sessions of actors that had been in another one before")
+    actors_env_failures: int = counter("Sessions of actors whose environments had failed in the one before")
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # of the last finished episodes
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=100))
 
@@ -272,6 +276,7 @@ class ActorMetrics:
     actor_round_trip_seconds: Histogram = histogram(SECONDS, "Time from sending a request to its answer")
     actor_sessions: int = counter("Sessions that were welcomed")
     actor_failures: int = counter("Attempts to join, and sessions, that ended in an error")
+    actor_env_failures: int = counter("Times that environments raised, hung or sent what the learner refused")
     actor_connected: float = gauge("1 during a session")
 
 

@@ -185,6 +185,7 @@ class LearnerService:
             self.batcher, inference, self.serving, may_go_on=self._is_in_step if config.lockstep else lambda: True
         )
         self.store.on_free = self.batches.wake
+        self.sessions.on_leave = inference.release
         self._restore()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.display.say(

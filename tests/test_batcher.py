@@ -167,6 +167,20 @@ TestInterleavings = Interleavings.TestCase
 TestInterleavings.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
+def test_drop_forgets_requests_and_keeps_the_age_of_the_others() -> None:
+    batcher, clock = make_batcher(min_rows=4)
+    for number in range(3):
+        batcher.submit(Rows(1, number))
+    clock.advance(MAX_WAIT / 2)
+    batcher.submit(Rows(1, 3))
+    assert batcher.drop(lambda request: request.number < 2) == 2
+    assert batcher.waiting_rows == 2
+    assert batcher.due_in() == MAX_WAIT / 2
+    clock.advance(MAX_WAIT / 2)
+    assert batcher.take() == [Rows(1, 2), Rows(1, 3)]
+    assert batcher.drop(lambda request: True) == 0
+
+
 def test_due_in_counts_down_from_the_oldest_request() -> None:
     batcher, clock = make_batcher(min_rows=4)
     assert batcher.due_in() is None

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from seedrl.errors import InvalidMessage, NotGranted, Refused
+from seedrl.errors import InvalidMessage, Mismatch, NotGranted, Refused
 from seedrl.specs import DTYPES, ArraySpec, EnvSpec
 from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
@@ -17,6 +17,7 @@ from seedrl.wire import codec
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.wire.framing import StepParts, parse, serialize
 from tests.fakes import make_job, make_spec
+from tests.fuzz.decoder import examples, feed
 
 NUM_ENVS = 8
 SPEC = make_spec(shape=(3,), dtype="float32")
@@ -106,8 +107,8 @@ def test_act_roundtrip_gives_same_actions(action: np.ndarray, request_id: int) -
 
 
 def test_hello_control_and_report_roundtrip_keep_their_fields() -> None:
-    hello = through_the_wire(codec.encode_hello("näme")).hello
-    assert (hello.protocol_version, hello.actor_name) == (codec.PROTOCOL_VERSION, "näme")
+    greeting = codec.Greeting("näme", "host/0", "instance", 2**64 - 1, "it broke")
+    assert codec.decode_hello(through_the_wire(codec.encode_hello(greeting)).hello) == greeting
     control = through_the_wire(codec.encode_control(pb.Control.COMMAND_DRAIN, "why")).control
     assert (control.command, control.reason) == (pb.Control.COMMAND_DRAIN, "why")
     measured = codec.Measured(5, 0.25, 1.5, requests=3, round_trip_seconds=0.5, cpu_seconds=2.0, reconnects=1)
@@ -153,6 +154,10 @@ def test_decode_step_rows_are_views_of_the_message() -> None:
     assert isinstance(step, StepParts)
     for array in codec.decode_step(step, SPEC, NUM_ENVS):
         assert np.shares_memory(array, np.frombuffer(data, np.uint8))
+
+
+def make_welcome(**fields: Any) -> pb.Welcome:
+    return pb.Welcome(protocol_version=codec.PROTOCOL_VERSION, **fields)
 
 
 def floats(*values: float) -> bytes:
@@ -226,17 +231,37 @@ def test_decode_ready_malformed_names_field(ready: pb.Ready, field: str) -> None
 @pytest.mark.parametrize(
     ("welcome", "field"),
     [
-        (pb.Welcome(env=pb.Env(options_json="[]"), num_envs=2, group_size=1), "env.options_json"),
-        (pb.Welcome(env=pb.Env(options_json="{"), num_envs=2, group_size=1), "env.options_json"),
-        (pb.Welcome(env=pb.Env(options_json="[" * 100_000), num_envs=2, group_size=1), "env.options_json"),
-        (pb.Welcome(num_envs=3, group_size=2), "group_size"),
-        (pb.Welcome(num_envs=3, group_size=0), "group_size"),
-        (pb.Welcome(num_envs=0, group_size=1), "num_envs"),
+        (make_welcome(env=pb.Env(options_json="[]"), num_envs=2, group_size=1), "env.options_json"),
+        (make_welcome(env=pb.Env(options_json="{"), num_envs=2, group_size=1), "env.options_json"),
+        (make_welcome(env=pb.Env(options_json="[" * 100_000), num_envs=2, group_size=1), "env.options_json"),
+        (make_welcome(num_envs=3, group_size=2), "group_size"),
+        (make_welcome(num_envs=3, group_size=0), "group_size"),
+        (make_welcome(num_envs=0, group_size=1), "num_envs"),
     ],
 )
 def test_decode_welcome_malformed_names_field(welcome: pb.Welcome, field: str) -> None:
     with pytest.raises(InvalidMessage, match=rf"^{field}: expected .*, saw "):
         codec.decode_welcome(welcome)
+
+
+def test_decode_hello_and_welcome_of_another_version_name_both_sides() -> None:
+    """B6."""
+    with pytest.raises(Mismatch, match=r"^protocol_version: this learner speaks 1, the actor 7; install the same"):
+        codec.decode_hello(pb.Hello(protocol_version=7))
+    with pytest.raises(Mismatch, match=r"^protocol_version: this actor speaks 1, the learner 0; install the same"):
+        codec.decode_welcome(pb.Welcome(num_envs=1, group_size=1))
+
+
+def test_decode_hello_words_for_people_are_short_and_printable() -> None:
+    long = "\x1b[2J\n" + "x" * 1000
+    greeting = codec.decode_hello(pb.Hello(protocol_version=1, actor_name=long, env_failure=long))
+    assert greeting.name == "?[2J?" + "x" * (codec.MAX_NAME - 5)
+    assert greeting.env_failure == "?[2J?" + "x" * (codec.MAX_REASON - 5)
+
+
+def test_decode_hello_instance_that_is_no_id_is_refused_by_name() -> None:
+    with pytest.raises(InvalidMessage, match=r"^instance: expected at most 64 characters, saw 65"):
+        codec.decode_hello(pb.Hello(protocol_version=1, instance=65 * "x"))
 
 
 def test_decode_act_wrong_length_names_field() -> None:
@@ -280,7 +305,7 @@ def test_decode_others_random_fields_raises_only_refused(blob: bytes, text: str,
     attempts = [
         lambda: codec.decode_ready(pb.Ready(observation=pb.Array(shape=numbers, dtype=text), num_actions=first)),
         lambda: codec.decode_ready(pb.Ready(observation=pb.Array(shape=numbers, dtype="uint8"), num_actions=last)),
-        lambda: codec.decode_welcome(pb.Welcome(env=pb.Env(options_json=text), num_envs=first, group_size=last)),
+        lambda: codec.decode_welcome(make_welcome(env=pb.Env(options_json=text), num_envs=first, group_size=last)),
         lambda: codec.decode_act(pb.Act(action=blob), rows=len(numbers)),
     ]
     for attempt in attempts:
@@ -289,6 +314,28 @@ def test_decode_others_random_fields_raises_only_refused(blob: bytes, text: str,
         except Refused:
             continue
         assert decoded is not None
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    example=st.sampled_from(examples()),
+    cuts=st.lists(st.tuples(st.integers(0, 80), st.integers(0, 8), st.binary(max_size=8)), max_size=4),
+)
+def test_decode_anything_near_a_good_message_raises_only_refused(
+    example: bytes, cuts: list[tuple[int, int, bytes]]
+) -> None:
+    """B5: as tests/fuzz does a million times."""
+    data = example
+    for at, length, replacement in cuts:
+        data = data[:at] + replacement + data[at + length :]
+    feed(data)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=200))
+def test_decode_any_bytes_raises_only_refused(data: bytes) -> None:
+    """B5."""
+    feed(data)
 
 
 def test_spec_printed_reads_as_a_type() -> None:

@@ -326,12 +326,14 @@ def test_auto_takes_its_port_and_another_one_when_that_is_taken(site: Site, monk
 
 
 def test_silent_client_is_hung_up_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C12: slow scrapers do not hurt."""
     monkeypatch.setattr(module, "REQUEST_SECONDS", 0.05)
     site.start()
     assert received(site.connect()) == b""
 
 
 def test_dripping_client_is_hung_up_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C12: slow scrapers do not hurt."""
     monkeypatch.setattr(module, "REQUEST_SECONDS", 0.1)
     site.start()
     client = site.connect()
@@ -347,6 +349,7 @@ def test_dripping_client_is_hung_up_on(site: Site, monkeypatch: pytest.MonkeyPat
 
 
 def test_client_that_does_not_read_is_hung_up_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C12: slow scrapers do not hurt."""
     monkeypatch.setattr(module, "CONNECTION_SECONDS", 0.2)
     content = bytes(64 << 20)
     site.start(large=lambda: Page(content))
@@ -366,6 +369,7 @@ def is_served(site: Site) -> bool:
 
 
 def test_client_that_goes_away_costs_nothing(site: Site) -> None:
+    """C12: slow scrapers do not hurt."""
     content = bytes(8 << 20)
     site.start(large=lambda: Page(content))
     for _ in range(2 * module.CONNECTIONS):
@@ -376,6 +380,7 @@ def test_client_that_goes_away_costs_nothing(site: Site) -> None:
 
 
 def test_connections_beyond_the_limit_are_closed_at_once(site: Site) -> None:
+    """C12: slow scrapers do not hurt."""
     site.start()
     held = [site.connect() for _ in range(module.CONNECTIONS)]
     assert received(site.connect()) == b""
@@ -386,6 +391,7 @@ def test_connections_beyond_the_limit_are_closed_at_once(site: Site) -> None:
 
 
 def test_flood_makes_a_page_once_and_serves_everybody(site: Site) -> None:
+    """C12: slow scrapers do not hurt."""
     site.start()
     replies = []
     threads = [

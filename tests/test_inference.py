@@ -195,25 +195,40 @@ def test_replay_groups_served_in_turn_reproduces_each_slot() -> None:
 # Sessions.
 
 
-def test_run_rows_of_dead_session_are_dropped_and_counted() -> None:
-    rig = Rig(make_spec())
+def test_release_discards_partial_unrolls_at_once_and_those_of_others_stay() -> None:
+    """A1."""
+    pools = [FakePool(make_job(2), episode_length=100) for _ in range(2)]
+    rig = Rig(pools[0].spec, slots=4, unroll_length=4)
     dead, alive = rig.join([0, 1]), rig.join([2, 3])
-    dead.alive = False
-    waiting = rig.request(dead, make_rows(np.zeros((2, 2), np.float32)))
-    served = rig.request(alive, make_rows(np.zeros((2, 2), np.float32)))
-    rig.run(waiting, served)
-    assert [request for request, _ in rig.answers] == [served]
-    assert rig.metrics.rows_dropped == {"session_ended": 2, "partial_unroll": 0}
-    assert (rig.metrics.rows, rig.metrics.batches) == (2, 1)
+    rig.play(dead, pools[0], steps=3)
+    rig.play(alive, pools[1], steps=3)
+    rig.inference.release(dead)
+    assert rig.metrics.rows_dropped["partial_unroll"] == 6
+    assert rig.metrics.unrolls_dropped["session_ended"] == 2
+    rig.play(rig.join([0, 1]), FakePool(make_job(2)), steps=1)
+    assert rig.metrics.rows_dropped["partial_unroll"] == 6  # not once more when the slots are leased again
+    rig.play(alive, pools[1], steps=2)
+    assert rig.store.ready == 2
 
 
-def test_run_only_dead_sessions_runs_no_batch() -> None:
-    rig = Rig(make_spec())
-    dead = rig.join([0, 1])
-    dead.alive = False
-    assert rig.run(rig.request(dead, make_rows(np.zeros((2, 2), np.float32)))) == []
-    assert (rig.metrics.rows, rig.metrics.batches) == (0, 0)
-    assert rig.metrics.rows_dropped["session_ended"] == 2
+def test_release_of_a_session_whose_unrolls_wait_for_room_discards_those_too() -> None:
+    """A1: what was not handed over goes with its session, and what remains is handed over."""
+    pools = [FakePool(make_job(2)) for _ in range(2)]
+    rig = Rig(pools[0].spec, make_model(pools[0].spec, core_size=2), slots=4, capacity=1, unroll_length=1)
+    dead, alive = rig.join([0, 1]), rig.join([2, 3])
+    rig.inference.run([rig.request(dead, pools[0].recv()), rig.request(alive, pools[1].recv())])
+    for pool in pools:
+        pool.send(np.zeros(2, np.int32), np.arange(2, dtype=np.int32))
+    rig.inference.run([rig.request(dead, pools[0].recv()), rig.request(alive, pools[1].recv())])
+    assert not rig.inference.finish_unrolls()  # room for one of four
+    rig.inference.release(dead)
+    assert not rig.inference.finish_unrolls()
+    for _ in range(2):
+        assert rig.store.take(1, timeout=0) is not None
+        rig.inference.finish_unrolls()
+    assert rig.inference.finish_unrolls()
+    assert rig.store.completed == 3
+    assert rig.metrics.unrolls_dropped["session_ended"] == 2  # one that waited, one that had just begun
 
 
 def test_run_new_session_on_same_slots_starts_afresh() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import timeit
 from pathlib import Path
 
 import numpy as np
@@ -154,8 +155,14 @@ def test_exposition_has_every_declared_metric_and_the_process() -> None:
 
 
 def test_exposition_of_a_learner_has_at_most_500_series() -> None:
-    """Whatever the number of actors and environments: no label tells them apart."""
+    """C12: whatever the number of actors and environments, for no label tells them apart."""
     assert len(samples(ServingMetrics(), LearningMetrics(), LearnerState())) <= 500
+
+
+def test_exposition_of_a_learner_is_made_within_50_ms() -> None:
+    """C12: the best of some, which is what it costs; the page is made once for all who ask within a moment."""
+    exposition = Exposition(ServingMetrics(), LearningMetrics(), LearnerState())
+    assert min(timeit.repeat(exposition.text, number=1, repeat=10)) <= 0.05
 
 
 def test_exposition_looks_at_the_state_before_every_text() -> None:

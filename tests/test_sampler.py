@@ -12,7 +12,7 @@ from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.history import History
 from seedrl.monitoring.sampler import CYCLE, Row, Sampler
 from seedrl.serving.sessions import SessionTable
-from seedrl.wire.codec import Measured
+from seedrl.wire.codec import Greeting, Measured
 from tests.fakes import FakeClock
 
 
@@ -24,7 +24,7 @@ class Scene:
         self.clock = FakeClock()
         self.serving, self.learning = ServingMetrics(), LearningMetrics()
         self.sessions = SessionTable(self.config, job_seed=lambda session: session)
-        self.session, _ = self.sessions.join("actor")
+        self.session, _ = self.sessions.join(Greeting("actor"))
         self.sampler = Sampler(
             self.config, self.serving, self.learning, self.sessions, seconds_before, clock=self.clock
         )

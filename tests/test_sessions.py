@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
 from seedrl.serving.sessions import IN_FLIGHT, Session, SessionTable, session_seed
-from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows, encode_step
+from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Greeting, Rows, encode_step
 from seedrl.wire.framing import serialize
 from tests.fakes import make_spec
 
@@ -25,7 +25,7 @@ def make_table(max_slots: int = 10, groups: int = 2, lockstep: bool = False) -> 
 
 
 def make_session() -> Session:
-    session, _ = make_table().join("actor")
+    session, _ = make_table().join(Greeting("actor"))
     return session
 
 
@@ -51,7 +51,7 @@ def step(session: Session, env_id: list[int], flags: int | list[int]) -> None:
 
 def test_join_gives_each_session_its_own_slots_and_id() -> None:
     table = make_table()
-    first, second = table.join("a")[0], table.join("b")[0]
+    first, second = table.join(Greeting("a"))[0], table.join(Greeting("b"))[0]
     assert first.id != second.id
     assert first.slots.tolist() == [0, 1, 2, 3]
     assert second.slots.tolist() == [4, 5, 6, 7]
@@ -60,19 +60,19 @@ def test_join_gives_each_session_its_own_slots_and_id() -> None:
 
 def test_join_above_max_slots_is_refused_with_numbers_and_remedy() -> None:
     table = make_table(max_slots=10)
-    table.join("a")
-    table.join("b")
+    table.join(Greeting("a"))
+    table.join(Greeting("b"))
     with pytest.raises(NoCapacity, match=r"^8 of 10 slots are taken, 4 more are needed; raise serving.max_slots"):
-        table.join("c")
+        table.join(Greeting("c"))
     assert len(table.open) == 2
 
 
 def test_join_after_leave_reuses_slots_under_new_id() -> None:
     table = make_table(max_slots=8)
-    first, _ = table.join("a")
-    second, _ = table.join("b")
+    first, _ = table.join(Greeting("a"))
+    second, _ = table.join(Greeting("b"))
     table.leave(first)
-    third, _ = table.join("c")
+    third, _ = table.join(Greeting("c"))
     assert third.slots.tolist() == first.slots.tolist()
     assert third.id not in (first.id, second.id)
     assert (first.alive, second.alive, third.alive) == (False, True, True)
@@ -81,28 +81,28 @@ def test_join_after_leave_reuses_slots_under_new_id() -> None:
 
 def test_leave_twice_frees_slots_once() -> None:
     table = make_table(max_slots=ENVS)
-    session, _ = table.join("a")
+    session, _ = table.join(Greeting("a"))
     table.leave(session)
     table.leave(session)
-    table.join("b")
+    table.join(Greeting("b"))
     with pytest.raises(NoCapacity):
-        table.join("c")
+        table.join(Greeting("c"))
 
 
 def test_join_lockstep_second_session_is_refused_until_first_left() -> None:
     table = make_table(lockstep=True)
-    first, job = table.join("a")
+    first, job = table.join(Greeting("a"))
     assert job.group_size == job.num_envs == ENVS
     with pytest.raises(NoCapacity, match="lock-step"):
-        table.join("b")
+        table.join(Greeting("b"))
     table.leave(first)
-    assert table.join("c")[0].alive
+    assert table.join(Greeting("c"))[0].alive
 
 
 def test_join_job_tells_the_actor_everything() -> None:
     table = make_table(groups=2)
     table.config.env.id, table.config.env.options, table.config.env.keep = "Pong-v5", {"stack_num": 1}, [0, 2]
-    session, job = table.join("a")
+    session, job = table.join(Greeting("a"))
     assert (job.env_id, job.options, job.keep) == ("Pong-v5", {"stack_num": 1}, [0, 2])
     assert (job.session_id, job.num_envs, job.group_size, job.seed) == (session.id, ENVS, 2, 100 + session.id)
 
@@ -210,9 +210,9 @@ class Lives(RuleBasedStateMachine):
     def join(self) -> None:
         if len(self.sessions) == self.MAX_SLOTS // ENVS:
             with pytest.raises(NoCapacity):
-                self.table.join("one too many")
+                self.table.join(Greeting("one too many"))
             return
-        session, job = self.table.join("actor")
+        session, job = self.table.join(Greeting("actor"))
         assert job.session_id == session.id
         assert session.id not in self.ids
         self.ids.add(session.id)

@@ -257,12 +257,11 @@ class Recording(RuleBasedStateMachine):
         super().__init__()
         self.rig = Rig(make_spec(), capacity=6, unroll_length=T, frame_stack=self.STACK)
         self.sessions = [self.rig.join(lease) for lease in self.LEASES]
-        self.stale: list[Request] = []
         self.number = 0
         self.partial: list[list[Row]] = [[] for _ in range(4)]
         self.episode: list[list[int]] = [[] for _ in range(4)]  # row numbers; empty: RESET comes next
         self.finished: deque[list[Row]] = deque()
-        self.dropped = {"session_ended": 0, "partial_unroll": 0}
+        self.dropped = 0
 
     @rule(
         slots=st.lists(st.integers(0, 3), min_size=1, unique=True),
@@ -277,20 +276,19 @@ class Recording(RuleBasedStateMachine):
         parts = [(session, part) for session, part in zip(self.sessions, batch, strict=True) if part]
         parts = parts[::-1] if swap else parts
         requests = [self.request(session, part) for session, part in parts]
-        actions = self.rig.run(*(self.stale + requests if swap else requests + self.stale))
-        self.dropped["session_ended"] += sum(request.rows for request in self.stale)
-        self.stale.clear()
+        actions = self.rig.run(*requests)
         for (_, part), action in zip(parts, actions, strict=True):
             for row, chosen in zip(part, action, strict=True):
                 row.action = int(chosen)
                 self.record(row)
 
-    @rule(which=st.integers(0, 1), left_behind=st.booleans())
-    def replace_session(self, which: int, left_behind: bool) -> None:
-        """One session ends, perhaps with rows that still wait, and another gets its slots."""
-        if left_behind:
-            self.stale.append(self.rig.request(self.sessions[which], make_rows(np.full((2, 2), -1, np.float32), 0)))
-        self.sessions[which].alive = False
+    @rule(which=st.integers(0, 1), is_told=st.booleans())
+    def replace_session(self, which: int, is_told: bool) -> None:
+        """One session ends, and another gets its slots; if inference is not told, it notices by the first RESET."""
+        if is_told:
+            self.rig.inference.release(self.sessions[which])
+            for slot in self.LEASES[which]:
+                self.discard(slot)
         self.sessions[which] = self.rig.join(self.LEASES[which])
         for slot in self.LEASES[which]:
             self.episode[slot] = []
@@ -314,7 +312,7 @@ class Recording(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         assert self.rig.store.ready == len(self.finished)
-        assert {reason: self.rig.metrics.rows_dropped[reason] for reason in self.dropped} == self.dropped
+        assert self.rig.metrics.rows_dropped["partial_unroll"] == self.dropped
 
     def new_row(self, slot: int, ending: int) -> Row:
         self.number += 1
@@ -341,12 +339,15 @@ class Recording(RuleBasedStateMachine):
     def record(self, row: Row) -> None:
         partial = self.partial[row.slot]
         if partial and partial[0].session != row.session:
-            self.dropped["partial_unroll"] += len(partial)
-            partial.clear()
+            self.discard(row.slot)
         partial.append(row)
         if len(partial) == T + 1:
             self.finished.append(list(partial))
             del partial[:-1]
+
+    def discard(self, slot: int) -> None:
+        self.dropped += len(self.partial[slot])
+        self.partial[slot].clear()
 
 
 TestRecording = Recording.TestCase

@@ -218,6 +218,7 @@ def trouble(serving: ServingMetrics, learning: LearningMetrics) -> dict[str, int
         "updates skipped: loss or gradient not finite": learning.skipped_updates,
         "checkpoints that could not be written": learning.checkpoints_failed,
         "checkpoints found damaged": learning.checkpoints_damaged,
+        "sessions after environments had failed": serving.actors_env_failures,
         **{f"rows dropped: {reason}": count for reason, count in serving.rows_dropped.items()},
         **{f"unrolls dropped: {reason}": count for reason, count in serving.unrolls_dropped.items()},
         **{f"actors refused: {reason}": count for reason, count in serving.sessions_refused.items()},

@@ -46,6 +46,13 @@ class Batcher(Generic[Request]):
         self._rows += request.rows
         self.on_submit()
 
+    def drop(self, is_unwanted: Callable[[Request], bool]) -> int:
+        """Forgets requests that nobody waits for any more; returns how many rows they had."""
+        before = self._rows
+        self._waiting = deque(entry for entry in self._waiting if not is_unwanted(entry[1]))
+        self._rows = sum(request.rows for _, request in self._waiting)
+        return before - self._rows
+
     def due_in(self) -> float | None:
         """Seconds until a batch may go: 0 for at once, None while nobody waits."""
         if not self._waiting:

@@ -15,8 +15,8 @@ from torch import Tensor
 from seedrl.device import upload
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
-from seedrl.serving.sessions import Request
-from seedrl.serving.slots import Indices, Slots
+from seedrl.serving.sessions import Request, Session
+from seedrl.serving.slots import NOBODY, Indices, Slots
 from seedrl.store import Place, Record, Store
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.wire.codec import RESET
@@ -40,7 +40,7 @@ class FullRows(NamedTuple):
 
 
 class Inference:
-    """Owned by the server thread. `finish_unrolls` has to be true before `run`."""
+    """Owned by the server thread. `finish_unrolls` has to be true before `run`; `release` follows every session."""
 
     def __init__(
         self,
@@ -73,16 +73,14 @@ class Inference:
 
     @torch.inference_mode()
     def run(self, requests: list[Request]) -> None:
-        """Answers every live request and records its rows."""
-        requests = self._drop_dead(requests)
-        if not requests:
-            return
+        """Answers every request and records its rows."""
         timer = Stopwatch(self._metrics.serving_seconds)
         batch = _join(requests)
         reset = (batch.flags & RESET) != 0
         resets = batch.slots[reset]
         if len(resets):
-            self._claim(requests)
+            for request in requests:  # a new session takes its slots over with the first row of each
+                self._claim(request.slots, request.session.id)
         position = self._slots.locate(batch.slots, resets)
         place = self._store.place(*position)
         core_state = self._slots.core_state(batch.slots)
@@ -133,19 +131,18 @@ class Inference:
             timer.lap("record")
         return n == len(slots)
 
-    def _drop_dead(self, requests: list[Request]) -> list[Request]:
-        """Rows whose session ended while they waited are dropped."""
-        for request in requests:
-            if not request.session.alive:
-                self._metrics.rows_dropped["session_ended"] += request.rows
-        return [request for request in requests if request.session.alive]
+    def release(self, session: Session) -> None:
+        """A session has ended, and what it recorded and did not hand over goes with it; not while `run` runs."""
+        kept = np.flatnonzero(~np.isin(self._full.slots, session.slots))
+        if len(kept) < len(self._full.slots):
+            core_state = self._full.core_state[upload(kept, self._device)]
+            self._full = FullRows(self._full.slots[kept], core_state)
+        self._claim(session.slots, NOBODY)
 
-    def _claim(self, requests: list[Request]) -> None:
-        """A new session takes its slots over with the first row of each, which is a RESET."""
-        for request in requests:
-            discarded = self._slots.claim(request.slots, request.session.id)
-            self._metrics.rows_dropped["partial_unroll"] += int(discarded.sum())
-            self._metrics.unrolls_dropped["session_ended"] += int(np.count_nonzero(discarded))
+    def _claim(self, slots: Indices, session_id: int) -> None:
+        discarded = self._slots.claim(slots, session_id)
+        self._metrics.rows_dropped["partial_unroll"] += int(discarded.sum())
+        self._metrics.unrolls_dropped["session_ended"] += int(np.count_nonzero(discarded))
 
     def _observe(self, requests: list[Request], place: Place) -> Tensor:
         """Moves the observations into the store; returns them stacked [N, ...]."""

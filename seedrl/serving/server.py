@@ -5,6 +5,7 @@ One asyncio loop in the thread `server` runs every session: a reader, and a writ
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from seedrl.config import LearnerConfig, exposures, is_socket
-from seedrl.errors import ConfigError, InvalidMessage, Mismatch, NoCapacity, Refused, TooLate
+from seedrl.errors import ConfigError, InvalidMessage, NoCapacity, Refused, Superseded, TooLate
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.guard import TokenGuard
@@ -37,11 +38,15 @@ READY = ("", SERVICE, "ready")  # names that health is asked by: restored, warme
 LIVE = "live"  # batches go on
 HELLO_SECONDS = 10.0  # from connecting to the first message
 READY_SECONDS = 120.0  # to build a pool
-SPARE_RPCS = 64  # calls beyond one per slot: health checks, actors that are refused
+SPARE_STREAMS = 64  # streams beyond one per slot: of actors that have not said hello
+SPARE_RPCS = 64  # calls beyond those: health, status, streams that are refused
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
 INTERNAL = "internal error of the learner"  # all that a peer is told of one
 
 Outbox = asyncio.Queue[pb.StreamResponse]
+
+# What goes wrong in a stream is said here, in one line. gRPC would add a traceback for every peer that vanishes.
+logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
 
 
 class Server:
@@ -64,7 +69,9 @@ class Server:
         self._on_failure = on_failure
         self._say = say
         self._describe = describe
+        self._streams = 0
         self._outboxes: dict[int, Outbox] = {}
+        self._limits: dict[int, asyncio.Timeout] = {}  # session id → what ends its stream when it runs out
         self._loop = asyncio.new_event_loop()
         self._tokens = Tokens(config.security, say=lambda words: say(f"learner: {words}"))
         self._health = health.aio.HealthServicer()
@@ -121,6 +128,7 @@ class Server:
             if outbox is not None:
                 action = own[0][1] if len(own) == 1 else np.concatenate([each for _, each in own])
                 outbox.put_nowait(codec.encode_act([request.request_id for request, _ in own], action))
+                own[0][0].session.unsent += action.size
                 self._metrics.sent_bytes += action.size * codec.ACTION.itemsize
 
     def _run(self) -> None:
@@ -142,7 +150,7 @@ class Server:
         server = grpc.aio.server(
             interceptors=[TokenGuard(self._tokens, self._metrics, self._say)] if self._tokens else [],
             options=server_options(serving.max_message_mb),
-            maximum_concurrent_rpcs=serving.max_slots + SPARE_RPCS,
+            maximum_concurrent_rpcs=serving.max_slots + SPARE_STREAMS + SPARE_RPCS,
         )
         server.add_generic_rpc_handlers((service_handler(self._stream, self._status),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -184,6 +192,7 @@ class Server:
     def _say_goodbye(self, goodbye: pb.StreamResponse) -> None:
         if not self._farewell.done():
             self._farewell.set_result(goodbye)
+            self._sessions.on_leave = lambda session: None  # what is under way at the end was not lost by a session
 
     async def _wait_until_all_left(self, seconds: float) -> None:
         deadline = self._loop.time() + seconds
@@ -196,13 +205,16 @@ class Server:
             await context.write(self._farewell.result())
             return
         counted = self._metrics.sessions_refused
+        self._streams += 1
         try:
+            self._expect_room()
             hello = await _receive(context, "hello", HELLO_SECONDS)
             if hello is None:
                 return
-            session, job = self._admit(hello, context.peer())
+            greeting = codec.decode_hello(hello)
+            session, job = self._admit(greeting, context.peer())
             counted = self._metrics.sessions_evicted
-            await self._session(context, session, job, hello.host)
+            await self._session(context, session, job, greeting)
             self._metrics.sessions_left += 1
         except asyncio.CancelledError:
             self._metrics.sessions_left += counted is self._metrics.sessions_evicted
@@ -215,6 +227,8 @@ class Server:
             counted["internal"] += 1
             self._say(f"learner: a session failed: {error!r}")
             await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
+        finally:
+            self._streams -= 1
 
     async def _status(self, _: Any, context: Any) -> pb.StatusResponse:
         try:
@@ -224,42 +238,78 @@ class Server:
             await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
             raise
 
-    def _admit(self, hello: pb.Hello, peer: str) -> tuple[Session, codec.Job]:
-        """A session for an actor that speaks our language, if there is room."""
-        if hello.protocol_version != codec.PROTOCOL_VERSION:
-            raise Mismatch(
-                f"protocol_version: this learner speaks {codec.PROTOCOL_VERSION}, the actor {hello.protocol_version}; "
-                "install the same seedrl on both"
-            )
-        waiting, limit = self._batcher.waiting_rows, self._config.serving.max_slots
-        if waiting > limit:  # so some are of sessions that have ended
-            raise NoCapacity(f"{waiting} rows wait for inference and there are {limit} slots; come back later")
-        joined = self._sessions.join(_printable(hello.actor_name[: codec.MAX_NAME]), peer)
+    def _expect_room(self) -> None:
+        limit = self._config.serving.max_slots + SPARE_STREAMS
+        if self._streams > limit:
+            raise NoCapacity(f"{limit} streams are open, which is the limit; raise serving.max_slots on the learner")
+
+    def _admit(self, greeting: codec.Greeting, peer: str) -> tuple[Session, codec.Job]:
+        """A session for an actor, if there is room; an older one of the same process makes room first."""
+        older = self._sessions.superseded_by(greeting)
+        if older is not None:
+            self._evict(older, Superseded("superseded by a newer session of the same actor"))
+        joined = self._sessions.join(greeting, peer)
         self._metrics.sessions_joined += 1
+        self._metrics.actors_env_failures += bool(greeting.env_failure)
         return joined
 
-    async def _session(self, context: Any, session: Session, job: codec.Job, host: str) -> None:
+    async def _session(self, context: Any, session: Session, job: codec.Job, greeting: codec.Greeting) -> None:
         """From Welcome to the end of the stream."""
         outbox = self._outboxes[session.id] = asyncio.Queue()
-        writer = self._loop.create_task(_drain(outbox, context), name=f"writer-{session.id}")
+        writer = self._loop.create_task(_drain(outbox, session, context), name=f"writer-{session.id}")
         try:
-            outbox.put_nowait(self._farewell.result() if self._farewell.done() else codec.encode_welcome(job))
-            ready = await _receive(context, "ready", READY_SECONDS)
-            if ready is None:
-                return
-            spec = codec.decode_ready(ready)
-            self._sessions.agree(spec)
-            memory = self._sessions.share(session, host)
-            if memory is not None:
-                outbox.put_nowait(codec.encode_memory(memory.offer))
-            self._say(f"learner: {session.name} joined with {job.num_envs} environments")
-            await self._read(context, session, spec)
+            async with asyncio.timeout(None) as self._limits[session.id]:
+                outbox.put_nowait(self._farewell.result() if self._farewell.done() else codec.encode_welcome(job))
+                ready = await _receive(context, "ready", READY_SECONDS)
+                if ready is not None:
+                    await self._serve_session(context, session, codec.decode_ready(ready), greeting)
+        except TimeoutError:
+            assert session.evicted is not None
+            raise session.evicted from None
         finally:
             writer.cancel()
-            del self._outboxes[session.id]
-            self._sessions.leave(session)
+            del self._outboxes[session.id], self._limits[session.id]
+            self._end(session)
             if not self._farewell.done():
                 self._say(f"learner: {session.name} left")
+
+    async def _serve_session(self, context: Any, session: Session, spec: EnvSpec, greeting: codec.Greeting) -> None:
+        """From Ready to the end of the stream."""
+        self._sessions.agree(spec)
+        memory = self._sessions.share(session, greeting.host)
+        if memory is not None:
+            self._outboxes[session.id].put_nowait(codec.encode_memory(memory.offer))
+        why = f"; before that, {greeting.env_failure}" if greeting.env_failure else ""
+        self._say(f"learner: {session.name} joined with {len(session.slots)} environments{why}")
+        session.heard = self._loop.time()
+        watch = self._loop.create_task(self._watch(session), name=f"watch-{session.id}")
+        try:
+            await self._read(context, session, spec)
+        finally:
+            watch.cancel()
+
+    def _end(self, session: Session) -> None:
+        """Nothing of it stays behind: no lease, no unfinished unroll, no row that waits."""
+        self._sessions.leave(session)
+        dropped = self._batcher.drop(lambda request: request.session is session)
+        self._metrics.rows_dropped["session_ended"] += 0 if self._farewell.done() else dropped
+
+    def _evict(self, session: Session, error: Refused) -> None:
+        """Ends somebody's session at once; its stream ends when it gets its turn. Not while a batch runs."""
+        session.evicted = error
+        self._end(session)
+        self._limits[session.id].reschedule(self._loop.time())
+
+    async def _watch(self, session: Session) -> None:
+        """Evicts an actor that owes a Step for too long. Keepalive sees machines that are gone, and nothing else."""
+        limit = self._config.serving.max_silence
+        silent = 0.0
+        while silent < limit:
+            await asyncio.sleep(limit - silent)
+            since = session.owes_since()
+            silent = 0.0 if since is None else self._loop.time() - since
+        if limit and session.alive:
+            self._evict(session, TooLate(f"message: expected step within {limit:g} s, saw nothing for {silent:.0f} s"))
 
     async def _read(self, context: Any, session: Session, spec: EnvSpec) -> None:
         spent = self._metrics.serving_seconds
@@ -267,6 +317,7 @@ class Server:
             timer = Stopwatch(spent)
             session.heard = timer.last
             if isinstance(message, StepParts):
+                session.expect_reader()
                 self._batcher.submit(self._request(message, session, spec))
             elif message.HasField("report"):
                 self._count_report(session.measure(codec.decode_report(message.report)))
@@ -305,15 +356,12 @@ async def _receive(context: Any, kind: str, seconds: float) -> Any:
     return getattr(message, kind)
 
 
-def _printable(name: str) -> str:
-    """A peer's name is shown in terminals: it must not steer them."""
-    return "".join(character if character.isprintable() else "?" for character in name)
-
-
 def _kind(message: pb.StreamRequest | StepParts) -> str | None:
     return "step" if isinstance(message, StepParts) else message.WhichOneof("message")
 
 
-async def _drain(outbox: Outbox, context: Any) -> None:
+async def _drain(outbox: Outbox, session: Session, context: Any) -> None:
     while True:
-        await context.write(await outbox.get())
+        message = await outbox.get()
+        session.unsent -= len(message.act.action) // codec.ACTION.itemsize
+        await context.write(message)  # waits for an actor that does not read

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl.config import LearnerConfig, group_size
-from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
+from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
 from seedrl.specs import EnvSpec
-from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Job, Measured, Rows
+from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Greeting, Job, Measured, Rows
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
 
 REPORT_SLACK = 60.0  # seconds by which the two clocks of a session may differ
@@ -33,9 +33,13 @@ class Session:
     slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
     expects: NDArray[np.uint8]  # [num_envs]  of its next row: RESET or 0; IN_FLIGHT: none before its action
     in_flight: int = 0  # rows that wait for their actions
+    unsent: int = 0  # actions that wait for the actor to read those before
     memory: OfferedBuffers | None = None  # shared with the actor
     busy_buffers: set[int] = field(default_factory=set)  # of that memory: a request in flight uses them
     alive: bool = True
+    evicted: Refused | None = None  # why, if the learner ends it on its own account
+    instance: str = ""  # the actor's process; empty if it does not say
+    epoch: int = 0  # of its sessions
     peer: str = ""  # its address, as gRPC sees it
     transport: str = "message"  # or memory: where the observations of its newest request were
     policy_version: int | None = None  # that chose its newest actions
@@ -43,6 +47,7 @@ class Session:
     steps: int = 0  # rows of those
     joined: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)  # its newest message
+    told: float = 0.0  # when its newest actions went out
     measured: Measured = field(default_factory=Measured)  # its newest report
     recent: Measured = field(default_factory=Measured)  # what that one added to the one before, in
     recent_seconds: float = 0.0
@@ -52,22 +57,35 @@ class Session:
         """Checks what no single message shows: one row in flight per environment, resets exactly where they belong."""
         if buffer:
             self._use(buffer)
-        expected = self.expects[rows.env_id]
-        if ((rows.flags & RESET) != expected).any():
+        expected = self.expects.take(rows.env_id)
+        if (rows.flags & RESET).tobytes() != expected.tobytes():  # bytes: half the time of comparing arrays
             raise self._complaint(rows)
-        if expected.any() and rows.reward[expected == RESET].any():
+        if np.count_nonzero(expected) and rows.reward[expected == RESET].any():
             raise InvalidMessage("reward: expected 0 on RESET rows, saw something else")
-        self.expects[rows.env_id] = IN_FLIGHT
+        self.expects.put(rows.env_id, IN_FLIGHT)
         self.in_flight += len(rows.env_id)
         self.requests += 1
         self.steps += len(rows.env_id)
-        if np.count_nonzero(self.expects == IN_FLIGHT) != self.in_flight:
+        if self.expects.tobytes().count(IN_FLIGHT) != self.in_flight:
             raise InvalidMessage("env_id: expected each environment once, saw one twice")
 
     def answered(self, rows: Rows, buffer: int = 0) -> None:
         self.busy_buffers.discard(buffer)
         self.expects[rows.env_id] = EXPECTED_AFTER[rows.flags]
         self.in_flight -= len(rows.env_id)
+        self.told = time.monotonic()
+
+    def expect_reader(self) -> None:
+        """Whoever reads Acts before it steps on has no more actions ahead of it than environments."""
+        if self.unsent > len(self.slots):
+            raise InvalidMessage(
+                f"message: expected no step before acts are read, saw {self.unsent} actions for "
+                f"{len(self.slots)} environments unread"
+            )
+
+    def owes_since(self) -> float | None:
+        """Since when it could have sent a Step; None while all of its environments wait for actions."""
+        return max(self.heard, self.told) if self.in_flight < len(self.slots) else None
 
     def measure(self, measured: Measured) -> Measured:
         """Takes a report; returns what is new since the one before. Refuses what cannot be, as it is added up."""
@@ -151,13 +169,26 @@ class SessionTable:
     check_spec: Callable[[EnvSpec], None] = lambda spec: None  # raises Mismatch for spaces that cannot be held
     spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
     open: dict[int, Session] = field(default_factory=dict)
+    on_leave: Callable[[Session], None] = lambda session: None  # called when a session has ended
     _opened: int = 0
     _free: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._free = list(range(self.config.serving.max_slots))
 
-    def join(self, name: str, peer: str = "") -> tuple[Session, Job]:
+    def superseded_by(self, greeting: Greeting) -> Session | None:
+        """The open session of the same process, if this one is newer. Raises Superseded if it is not."""
+        for session in self.open.values():
+            if greeting.instance and session.instance == greeting.instance:
+                if greeting.epoch <= session.epoch:
+                    raise Superseded(
+                        f"epoch: expected more than {session.epoch}, which this actor's open session has, "
+                        f"saw {greeting.epoch}"
+                    )
+                return session
+        return None
+
+    def join(self, greeting: Greeting, peer: str = "") -> tuple[Session, Job]:
         """A new session with a lease of slots, and the job its actor is to run. Raises NoCapacity."""
         actors = self.config.actors
         if self.config.lockstep and self.open:
@@ -171,10 +202,12 @@ class SessionTable:
         slots, self._free = self._free[: actors.envs], self._free[actors.envs :]
         session = Session(
             id=self._opened,
-            name=name,
+            name=greeting.name,
+            instance=greeting.instance,
+            epoch=greeting.epoch,
             peer=peer,
             slots=np.array(slots, np.int64),
-            expects=np.full(actors.envs, RESET),
+            expects=np.full(actors.envs, RESET, np.uint8),
         )
         self.open[session.id] = session
         return session, self._job(session)
@@ -190,12 +223,13 @@ class SessionTable:
         return self.config.serving.max_slots - len(self._free)
 
     def leave(self, session: Session) -> None:
-        """Ends a session: rows of it that still wait are dropped when their batch forms."""
+        """Ends a session: its slots are free from now on."""
         if self.open.pop(session.id, None) is not None:
             session.alive = False
             if session.memory is not None:
                 session.memory.close()
             self._free.extend(session.slots.tolist())
+            self.on_leave(session)
 
     def agree(self, spec: EnvSpec) -> None:
         """The first spaces announced become everybody's."""

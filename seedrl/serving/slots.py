@@ -15,6 +15,8 @@ from seedrl.wire.codec import ENDED, RESET
 
 Indices = NDArray[np.int64]
 
+NOBODY = 0  # the id of no session
+
 
 class Position(NamedTuple):
     """Where the next rows of some slots are recorded."""
@@ -44,7 +46,7 @@ class Slots:
         self._episode_length = np.zeros(count, np.int64)
 
     def claim(self, slots: Indices, session_id: int) -> Indices:
-        """Gives slots to a session; returns how many rows of partial unrolls another one left in each are discarded."""
+        """Gives slots to a session, or to NOBODY; returns how many rows of another one's unrolls are discarded."""
         taken = slots[self._session[slots] != session_id]
         discarded: Indices = self._next_row[taken]
         self._next_row[taken] = 0

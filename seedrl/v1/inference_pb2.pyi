@@ -32,14 +32,20 @@ class StreamResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., control: _Optional[_Union[Control, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "actor_name", "host")
+    __slots__ = ("protocol_version", "actor_name", "host", "instance", "epoch", "env_failure")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTOR_NAME_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENV_FAILURE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     actor_name: str
     host: str
-    def __init__(self, protocol_version: _Optional[int] = ..., actor_name: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    instance: str
+    epoch: int
+    env_failure: str
+    def __init__(self, protocol_version: _Optional[int] = ..., actor_name: _Optional[str] = ..., host: _Optional[str] = ..., instance: _Optional[str] = ..., epoch: _Optional[int] = ..., env_failure: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "session_id", "env", "num_envs", "group_size", "seed")

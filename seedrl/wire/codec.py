@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.errors import InvalidMessage, NotGranted
+from seedrl.errors import InvalidMessage, Mismatch, NotGranted
 from seedrl.specs import DTYPES, ArraySpec, EnvSpec
 from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
@@ -23,13 +23,17 @@ PROTOCOL_VERSION = 1
 
 TERMINATED, TRUNCATED, RESET = 1, 2, 4
 ENDED = TERMINATED | TRUNCATED
+KNOWN_FLAGS = bytes(range(TERMINATED + TRUNCATED + RESET + 1))
 
 ENV_ID = np.dtype("<i4")
+UNSIGNED = np.dtype("<u4")
 REWARD = np.dtype("<f4")
 FLAGS = np.dtype("u1")
 ACTION = np.dtype("<i4")
 
 MAX_NAME = 128
+MAX_INSTANCE = 64
+MAX_REASON = 512
 MAX_RANK = 8
 MAX_ACTIONS = 65_536
 
@@ -41,6 +45,16 @@ class Rows(NamedTuple):
     observation: NDArray[Any]  # [n, ...]
     reward: NDArray[np.float32]  # [n]
     flags: NDArray[np.uint8]  # [n]  sum of TERMINATED, TRUNCATED, RESET
+
+
+class Greeting(NamedTuple):
+    """Who an actor says it is. Explained in the protocol."""
+
+    name: str
+    host: str = ""
+    instance: str = ""
+    epoch: int = 0
+    env_failure: str = ""
 
 
 class Measured(NamedTuple):
@@ -71,8 +85,31 @@ class Job(NamedTuple):
     seed: int
 
 
-def encode_hello(actor_name: str, host: str = "") -> pb.StreamRequest:
-    return pb.StreamRequest(hello=pb.Hello(protocol_version=PROTOCOL_VERSION, actor_name=actor_name, host=host))
+def encode_hello(greeting: Greeting) -> pb.StreamRequest:
+    return pb.StreamRequest(
+        hello=pb.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            actor_name=greeting.name,
+            host=greeting.host,
+            instance=greeting.instance,
+            epoch=greeting.epoch,
+            env_failure=greeting.env_failure,
+        )
+    )
+
+
+def decode_hello(hello: pb.Hello) -> Greeting:
+    """Words for people are shortened and made printable: they end up in logs and terminals."""
+    _expect_version(hello.protocol_version, us="this learner", them="the actor")
+    if len(hello.instance) > MAX_INSTANCE:
+        raise InvalidMessage(f"instance: expected at most {MAX_INSTANCE} characters, saw {len(hello.instance)}")
+    return Greeting(
+        name=_printable(hello.actor_name, MAX_NAME),
+        host=hello.host,
+        instance=hello.instance,
+        epoch=hello.epoch,
+        env_failure=_printable(hello.env_failure, MAX_REASON),
+    )
 
 
 def encode_welcome(job: Job) -> pb.StreamResponse:
@@ -90,6 +127,7 @@ def encode_welcome(job: Job) -> pb.StreamResponse:
 
 
 def decode_welcome(welcome: pb.Welcome) -> Job:
+    _expect_version(welcome.protocol_version, us="this actor", them="the learner")
     try:
         options = json.loads(welcome.env.options_json or "{}")
     except (ValueError, RecursionError) as error:
@@ -168,11 +206,11 @@ def decode_step(step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuf
         reward=np.frombuffer(reward, REWARD),
         flags=np.frombuffer(flags, FLAGS),
     )
-    if np.maximum.reduce(rows.env_id.view(np.uint32)) >= num_envs:  # as unsigned, negative ids are large ones
+    if np.maximum.reduce(np.frombuffer(env_id, UNSIGNED)) >= num_envs:  # so negative ids are large ones
         wrong = rows.env_id[(rows.env_id < 0) | (rows.env_id >= num_envs)][0]
         raise NotGranted(f"env_id: expected 0 to {num_envs - 1}, saw {wrong}")
-    if (highest := np.maximum.reduce(rows.flags)) > TERMINATED | TRUNCATED | RESET:
-        raise InvalidMessage(f"flags: expected a sum of 1, 2 and 4, saw {highest}")
+    if unknown := bytes(flags).translate(None, delete=KNOWN_FLAGS):
+        raise InvalidMessage(f"flags: expected a sum of 1, 2 and 4, saw {max(unknown)}")
     _expect_finite("reward", rows.reward)
     if rows.observation.dtype.kind == "f":
         _expect_finite("observation", rows.observation)
@@ -247,6 +285,17 @@ def decode_status(status: pb.StatusResponse) -> Status:
     )
 
 
+def _expect_version(seen: int, us: str, them: str) -> None:
+    if seen != PROTOCOL_VERSION:
+        raise Mismatch(
+            f"protocol_version: {us} speaks {PROTOCOL_VERSION}, {them} {seen}; install the same seedrl on both"
+        )
+
+
+def _printable(text: str, length: int) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:length])
+
+
 def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | None, n: int) -> memoryview:
     """The bytes of n rows in the buffer that a Step names."""
     if memory is None or not step.buffer <= memory.count:
@@ -262,9 +311,7 @@ def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | 
 
 
 def _expect_finite(field: str, values: NDArray[Any]) -> None:
-    # A sum is finite unless a summand is not, or it overflows; only then is the slow, exact look needed.
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = float(np.add.reduce(values, axis=None))
-    if not math.isfinite(total) and not np.isfinite(values).all():
+    # A sum of squares is finite unless a number is not, or it overflows; only then is the slow, exact look needed.
+    if not math.isfinite(np.vdot(values, values)) and not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0][0])
         raise InvalidMessage(f"{field}: expected finite numbers, saw NaN or infinity in row {row}")

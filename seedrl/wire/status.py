@@ -2,7 +2,16 @@
 
 import grpc
 
-from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, NotGranted, Refused, TooLate, Unauthenticated
+from seedrl.errors import (
+    InvalidMessage,
+    Mismatch,
+    NoCapacity,
+    NotGranted,
+    Refused,
+    Superseded,
+    TooLate,
+    Unauthenticated,
+)
 
 _CODES: dict[type[Refused], grpc.StatusCode] = {
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
@@ -10,6 +19,7 @@ _CODES: dict[type[Refused], grpc.StatusCode] = {
     Mismatch: grpc.StatusCode.FAILED_PRECONDITION,
     NotGranted: grpc.StatusCode.PERMISSION_DENIED,
     TooLate: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Superseded: grpc.StatusCode.ABORTED,
     NoCapacity: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 

@@ -215,12 +215,16 @@ class RawActor:
     def receive(self) -> pb.StreamResponse:
         return next(self._call)
 
-    def join(self, spec: EnvSpec = SPEC, name: str = "raw") -> codec.Job:
+    def join(self, spec: EnvSpec = SPEC, **greeting: Any) -> codec.Job:
         """Hello, Welcome, Ready."""
-        self.send(codec.encode_hello(name))
+        self.hello(**greeting)
         job = codec.decode_welcome(self.receive().welcome)
         self.send(codec.encode_ready(spec))
         return job
+
+    def hello(self, **greeting: Any) -> None:
+        """Fields of Greeting; nothing of a real actor but its name."""
+        self.send(codec.encode_hello(codec.Greeting(**{"name": "raw", **greeting})))
 
     def step(self, request_id: int = 1, **changes: Any) -> None:
         self.send(step_message(request_id, **changes))
@@ -305,7 +309,8 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.accepted: list[float] = []  # when somebody connected
-        self._open: list[socket.socket] = []
+        self._open: list[socket.socket] = []  # the actor's end, the learner's, the next actor's …
+        self._half_open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
 
@@ -316,8 +321,16 @@ class Wire:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
+        for end in self._half_open:
+            end.close()
         for thread in self._threads:
             thread.join(DEADLINE)
+
+    def cut_unnoticed(self) -> None:
+        """Ends every connection as actors see it; to the learner they are open, and nobody speaks."""
+        self._half_open += [far.dup() for far in self._open[1::2]]
+        self._open = self._open[::2]
+        self.cut()
 
     def cut(self) -> None:
         """Ends every connection at once, without any goodbye of HTTP/2."""

@@ -391,7 +391,7 @@ def test_internal_error_is_not_told_to_the_peer(
     learner = start_learner(display=Display.plain)
     with RawActor(learner.address) as raw:
         if method == "Stream":
-            raw.send(codec.encode_hello("raw"))
+            raw.hello()
             seen = raw.status()
         else:
             seen = status_of(learner)

@@ -28,7 +28,7 @@ def uses_memory(learner: RunningLearner) -> bool:
 
 def serves(learner: RunningLearner, actor: RunningActor) -> None:
     learner.steps_on(200)
-    assert actor.requests > 0
+    eventually(lambda: actor.requests > 0)
     assert not actor.wrong
 
 
@@ -105,7 +105,7 @@ class Sharer(RawActor):
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
-        self.send(codec.encode_hello("sharer", this_host()))
+        self.hello(host=this_host())
         self.job = codec.decode_welcome(self.receive().welcome)
         self.send(codec.encode_ready(SPEC))
         self.memory = codec.decode_memory(self.receive().memory)

@@ -1,8 +1,9 @@
 """The stream in every situation we could think of, over real sockets: nobody hangs, nobody gets a wrong answer."""
 
 import functools
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import envs_server.actor
-from seedrl.errors import EnvFailed, InvalidMessage, LearnerLost, Refused, ThreadDied
+from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, ThreadDied
 from seedrl.service import LearnerService
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
@@ -189,6 +190,7 @@ def hello(version: int) -> pb.StreamRequest:
 def test_stream_begun_wrongly_is_refused_by_name(
     busy: RunningLearner, messages: list[pb.StreamRequest], code: Code, words: list[str]
 ) -> None:
+    """B2, B6."""
     with RawActor(busy.address) as raw:
         for message in messages:
             raw.send(message)
@@ -220,8 +222,9 @@ def test_stream_begun_wrongly_is_refused_by_name(
 def test_ready_with_wrong_spaces_is_refused_by_name(
     busy: RunningLearner, ready: pb.StreamRequest, code: Code, words: list[str]
 ) -> None:
+    """B2, B6: both sides are named."""
     with RawActor(busy.address) as raw:
-        raw.send(codec.encode_hello("bad"))
+        raw.hello()
         raw.send(ready)
         expect_refusal(raw, code, words)
     busy.steps_on()
@@ -274,6 +277,7 @@ def poisoned(value: float) -> Any:
 def test_step_that_breaks_a_rule_is_refused_by_name(
     busy: RunningLearner, step: pb.StreamRequest, code: Code, words: list[str]
 ) -> None:
+    """B2, B7: field, expected, seen; an id outside the grant is PERMISSION_DENIED."""
     with RawActor(busy.address) as raw:
         raw.join()
         raw.send(step)
@@ -380,11 +384,12 @@ def test_lockstep_learner_refuses_a_second_actor_with_the_reason(start_learner: 
     learner = start_learner(lockstep=True, actors__groups=1)
     with RawActor(learner.address) as one, RawActor(learner.address) as other:
         one.join()
-        other.send(codec.encode_hello("other"))
+        other.hello()
         expect_refusal(other, Code.RESOURCE_EXHAUSTED, ["lock-step", "one actor"])
 
 
 def test_dead_actor_frees_its_slots_while_others_go_on(start_learner: StartLearner, start_actor: StartActor) -> None:
+    """A1: within 1 s its slots are free and its partial unrolls are discarded and counted."""
     learner = start_learner(serving__max_slots=8)
     actor = start_actor(learner.address)
     raw = RawActor(learner.address)
@@ -392,46 +397,35 @@ def test_dead_actor_frees_its_slots_while_others_go_on(start_learner: StartLearn
     raw.step()
     assert len(raw.receive().act.action) == 4 * codec.ACTION.itemsize
     raw.cut()
-    eventually(lambda: len(learner.service.sessions.open) == 1)
+    eventually(lambda: len(learner.service.sessions.open) == 1, seconds=1)
+    assert learner.service.serving.rows_dropped["partial_unroll"] == 4
+    assert learner.service.serving.unrolls_dropped["session_ended"] == 4
     learner.steps_on()
     with RawActor(learner.address) as heir:
         heir.join()
         heir.step()
         assert heir.receive().HasField("act")
-    assert learner.service.serving.rows_dropped["partial_unroll"] == 4
     assert len(actor.pools) == 1
     assert not actor.wrong
 
 
 def test_rows_of_a_dead_session_are_dropped_from_the_batch_they_wait_for(start_learner: StartLearner) -> None:
+    """A1: at once, so that they count for no batch."""
     learner = start_learner(serving__min_rows=8, serving__max_wait=600.0)
     dead = RawActor(learner.address)
     dead.join()
     dead.step()
     eventually(lambda: learner.service.batcher.waiting_rows == 4)
     dead.cut()
-    eventually(lambda: not learner.service.sessions.open)
-    with RawActor(learner.address) as alive:
-        alive.join()
-        alive.step(5)
-        assert alive.receive().act.request_id == [5]
+    eventually(lambda: not learner.service.sessions.open, seconds=1)
     assert learner.service.serving.rows_dropped["session_ended"] == 4
-
-
-def test_actor_is_refused_while_rows_of_the_dead_outnumber_the_slots(start_learner: StartLearner) -> None:
-    learner = start_learner(serving__min_rows=64, serving__max_wait=600.0, serving__max_slots=4)
-    for waiting in (4, 8):
-        dead = RawActor(learner.address)
-        dead.join()
-        dead.step()
-        eventually(lambda waiting=waiting: learner.service.batcher.waiting_rows == waiting)
-        dead.cut()
-        eventually(lambda: not learner.service.sessions.open)
-    with RawActor(learner.address) as late:
-        late.send(codec.encode_hello("late"))
-        code, words = late.status()
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert words == "8 rows wait for inference and there are 4 slots; come back later"
+    assert learner.service.batcher.waiting_rows == 0
+    with RawActor(learner.address) as one, RawActor(learner.address) as other:
+        for number, alive in enumerate((one, other)):
+            alive.join()
+            alive.step(number)
+        assert one.receive().act.request_id == [0]
+        assert other.receive().act.request_id == [1]
 
 
 # Shutting down: nobody hangs.
@@ -474,6 +468,7 @@ def test_shutdown_while_inference_runs_waits_for_it_and_ends(
     actor = start_actor(learner.address)
     assert GatedService.running.wait(DEADLINE)
     learner.service.stop.ask("interrupted", "in the middle of a batch")
+    eventually(lambda: learner.service.batches._stopping)
     GatedService.gate.set()
     learner.join()
     assert learner.living_threads() == []
@@ -520,7 +515,7 @@ def test_shutdown_with_an_idle_stream_tells_it_and_ends(start_learner: StartLear
 def test_shutdown_with_a_stream_that_never_said_hello_ends(start_learner: StartLearner) -> None:
     learner = start_learner()
     with RawActor(learner.address) as raw, RawActor(learner.address) as seen:
-        seen.send(codec.encode_hello("seen"))
+        seen.hello()
         assert seen.receive().HasField("welcome")  # so the other one is connected as well, or will be refused
         learner.stop()
         assert raw.status()[0] in (Code.UNAVAILABLE, Code.CANCELLED)
@@ -605,6 +600,7 @@ def test_control_reset_makes_the_actor_join_again_without_complaint(start_actor:
 
 
 def test_learner_that_answers_no_step_is_given_up_after_the_step_deadline(start_actor: StartActor) -> None:
+    """A4: port open, no progress."""
     with ScriptedLearner(never_answer) as learner:
         actor = start_actor(learner.address, step_deadline=0.4)
         eventually(lambda: learner.sessions >= 2)
@@ -676,15 +672,55 @@ class BrokenPool(SignedPool):
 
 
 @pytest.mark.parametrize("where", ["recv", "send"])
-def test_environment_that_raises_ends_the_actor_and_names_the_error(
+def test_environment_that_raises_is_made_anew_and_the_error_is_named(
     start_learner: StartLearner, start_actor: StartActor, where: str
 ) -> None:
+    """A10: within 5 s; actor and learner say why and count it."""
     learner = start_learner()
-    actor = start_actor(learner.address, functools.partial(BrokenPool, where=where))
-    with pytest.raises(EnvFailed, match="the simulator exploded"):
+    said: list[str] = []
+    learner.service.server._say = said.append
+    actor = start_actor(learner.address, failing_once(functools.partial(BrokenPool, where=where)))
+    eventually(lambda: actor.says("the simulator exploded"))
+    eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
+    assert actor.pools[0].closed
+    assert actor.says("ZeroDivisionError('the simulator exploded'); making the environments anew")
+    assert actor.actor.metrics.actor_env_failures == 1
+    assert learner.service.serving.actors_env_failures == 1
+    assert any("joined" in line and "the simulator exploded" in line for line in said)
+    assert not actor.wrong
+
+
+def test_environments_that_fail_too_often_end_the_actor_and_name_the_error(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    """A10: too many restarts end the actor, non-zero."""
+    learner = start_learner()
+    actor = start_actor(learner.address, functools.partial(BrokenPool, where="recv"), max_env_failures=2)
+    with pytest.raises(EnvFailed, match=r"failed 3 times within 10 minutes.*max_env_failures.*the simulator exploded"):
         actor.join()
+    assert EnvFailed.exit_code == 5
+    assert len(actor.pools) == 3
     eventually(lambda: not learner.service.sessions.open)
-    eventually(lambda: actor.pools[0].closed)
+    eventually(lambda: all(pool.closed for pool in actor.pools))
+
+
+def test_environments_that_cannot_be_made_are_a_failure_and_wrong_settings_are_not(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    """A10: settings that cannot work would fail again in the same way."""
+
+    def explode(job: codec.Job, threads: int) -> Any:
+        raise OSError("no display")
+
+    def refuse(job: codec.Job, threads: int) -> Any:
+        raise ConfigError("no such environment")
+
+    learner = start_learner()
+    actor = start_actor(learner.address, failing_once(explode))
+    eventually(lambda: actor.requests > 10)
+    assert actor.says("could not be made: OSError('no display'); making the environments anew")
+    with pytest.raises(ConfigError, match="no such environment"):
+        start_actor(learner.address, refuse).join()
 
 
 class SilentPool(SignedPool):
@@ -696,14 +732,15 @@ class SilentPool(SignedPool):
         return super().recv()
 
 
-def test_environment_that_stops_answering_ends_the_actor_and_says_so(
+def test_environment_that_stops_answering_is_made_anew_after_the_step_deadline(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
+    """A10."""
     learner = start_learner(actors__groups=1)
-    actor = start_actor(learner.address, SilentPool, step_deadline=1.0)
-    with pytest.raises(EnvFailed, match="the environments have not answered"):
-        actor.join()
-    eventually(lambda: not learner.service.sessions.open)
+    actor = start_actor(learner.address, failing_once(SilentPool), step_deadline=1.0)
+    eventually(lambda: actor.says("the environments have not answered for 1 s; making the environments anew"))
+    eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
+    assert learner.service.serving.actors_env_failures == 1
 
 
 # What else the port offers.
@@ -840,7 +877,8 @@ def test_actor_refused_in_mid_session_blames_its_environments(start_learner: Sta
             return rows
 
     learner = start_learner()
-    actor = envs_server.actor.Actor(envs_server.actor.ActorConfig(learner=learner.address), make_pool=Poisoned)
+    config = envs_server.actor.ActorConfig(learner=learner.address, max_env_failures=0)
+    actor = envs_server.actor.Actor(config, make_pool=Poisoned)
     with pytest.raises(EnvFailed, match=r"refused what the environments sent.*reward: expected finite"):
         actor.run()
 
@@ -849,6 +887,12 @@ def expect_refusal(raw: RawActor, code: Code, words: list[str]) -> None:
     seen, details = raw.status()
     assert seen is code
     assert [word for word in words if word not in details] == [], details
+
+
+def failing_once(first: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes pools for an actor: `first` the first time, good ones from then on."""
+    makers = itertools.chain([first], itertools.repeat(SignedPool))
+    return lambda job, threads: next(makers)(job, threads)
 
 
 def begin(requests: Iterator[pb.StreamRequest], num_envs: int = 4, group_size: int = 4) -> Iterator[pb.StreamResponse]:

@@ -1,0 +1,119 @@
+"""Everything that reads a peer's bytes, behind one function; and atheris, which looks for bytes that break it.
+
+python -m tests.fuzz.decoder -atheris_runs=1000000 -seed=1
+
+hypothesis calls `feed` as well (tests/test_codec.py). Needs atheris only as a program; `make chaos` installs it.
+"""
+
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+try:
+    import atheris
+except ImportError:
+    atheris = None
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+if atheris is not None and __name__ == "__main__":
+    with atheris.instrument_imports(include=["seedrl.wire", "seedrl.serving.sessions"]):
+        from seedrl.serving.sessions import Session
+        from seedrl.wire import codec
+        from seedrl.wire.framing import StepParts, parse, serialize
+else:
+    from seedrl.serving.sessions import Session
+    from seedrl.wire import codec
+    from seedrl.wire.framing import StepParts, parse, serialize
+
+from seedrl.errors import Refused
+from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.v1 import inference_pb2 as pb
+
+NUM_ENVS = 4
+SPECS = (EnvSpec(ArraySpec((2,), "float32"), 3), EnvSpec(ArraySpec((1, 2, 2), "uint8"), 3))
+
+
+def feed(data: bytes) -> None:
+    """To a learner and to an actor. Whatever is wrong is Refused; anything else that is raised is our mistake."""
+    for read in (_as_learner, _as_actor):
+        with contextlib.suppress(Refused):
+            read(data)
+
+
+def _as_learner(data: bytes) -> None:
+    message = parse(data)
+    if isinstance(message, StepParts):
+        for spec in SPECS:
+            _step(message, spec)
+    elif message.HasField("hello"):
+        codec.decode_hello(message.hello)
+    elif message.HasField("ready"):
+        codec.decode_ready(message.ready)
+    elif message.HasField("report"):
+        _session().measure(codec.decode_report(message.report))
+
+
+def _step(step: StepParts, spec: EnvSpec) -> None:
+    try:
+        rows = codec.decode_step(step, spec, NUM_ENVS)
+        _session().admit(rows, step.buffer)
+    except Refused:
+        return
+    assert len(set(rows.env_id.tolist())) == len(rows.env_id)
+    assert set(rows.env_id.tolist()) <= set(range(NUM_ENVS))
+    assert np.isfinite(rows.observation).all()
+    assert np.isfinite(rows.reward).all()
+
+
+def _as_actor(data: bytes) -> None:
+    try:
+        message = pb.StreamResponse.FromString(data)
+    except DecodeError:
+        return
+    if message.HasField("welcome"):
+        codec.decode_welcome(message.welcome)
+    elif message.HasField("act"):
+        codec.decode_act(message.act, rows=2)
+    elif message.HasField("memory"):
+        codec.decode_memory(message.memory)
+
+
+def _session() -> Session:
+    return Session(id=1, name="", slots=np.arange(NUM_ENVS), expects=np.full(NUM_ENVS, codec.RESET, np.uint8))
+
+
+def examples() -> list[bytes]:
+    """One good message of each kind, to begin with."""
+    requests = [
+        codec.encode_hello(codec.Greeting("name", "host", "instance", 3, "it broke")),
+        codec.encode_report(codec.Measured(1, 0.5, 0.5, 1, 0.5, 0.5, 1)),
+        *(codec.encode_ready(spec) for spec in SPECS),
+        *(codec.encode_step(1, _rows(spec)) for spec in SPECS),
+    ]
+    job = codec.Job(1, "Pong-v5", {"a": 1}, [0], num_envs=4, group_size=2, seed=1)
+    responses = [codec.encode_welcome(job), codec.encode_act([1], np.array([0, 1]))]
+    return [*map(serialize, requests), *(response.SerializeToString() for response in responses)]
+
+
+def _rows(spec: EnvSpec) -> codec.Rows:
+    return codec.Rows(
+        env_id=np.array([0, 3], np.int32),
+        observation=np.ones((2, *spec.observation.shape), spec.observation.dtype),
+        reward=np.zeros(2, np.float32),
+        flags=np.full(2, codec.RESET, np.uint8),
+    )
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as corpus:
+        for number, example in enumerate(examples()):
+            (Path(corpus) / str(number)).write_bytes(example)
+        atheris.Setup([*sys.argv, corpus], feed)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Settings that could never work are refused before anything is started."""
+
+import math
+from typing import Any
+
+import pytest
+
+from seedrl.config import ActorConfig, LearnerConfig, check, check_actor
+from seedrl.errors import ConfigError
+
+
+def settings(**changes: Any) -> LearnerConfig:
+    config = LearnerConfig()
+    for key, value in changes.items():
+        group, _, name = key.rpartition("__")
+        setattr(getattr(config, group) if group else config, name, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"store__capacity": 3, "algorithm__batch_size": 4}, "store.capacity=3 could never hold"),
+        ({"actors__count": 0, "actors__envs": 2048}, "actors.envs=2048 .* no actor could ever join"),
+        ({"actors__count": 3, "actors__envs": 512}, "actors.count=3 × actors.envs=512 is more than"),
+        ({"serving__min_rows": 2000, "serving__max_rows": 4000}, "serving.min_rows=2000 .* so many never wait"),
+        ({"serving__min_rows": 300}, "serving.min_rows=300 must be between 1 and serving.max_rows=256"),
+        ({"serving__max_wait": math.inf}, "serving.max_wait=inf must be a number"),
+        ({"serving__max_wait": math.nan}, "serving.max_wait=nan must be a number"),
+        ({"serving__max_silence": -1.0}, "serving.max_silence=-1.0 must not be negative"),
+        ({"actors__envs": 30, "actors__groups": 4}, "actors.groups=4 must divide actors.envs=30"),
+        ({"lockstep": True, "actors__count": 2}, "lockstep=true needs actors.count=1"),
+    ],
+)
+def test_settings_that_would_deadlock_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    """A9: with these, actors or the learner would wait for what never comes."""
+    with pytest.raises(ConfigError, match=words):
+        check(settings(**changes))
+
+
+def test_settings_at_the_edge_of_what_works_are_accepted() -> None:
+    check(settings(store__capacity=16, actors__envs=1024, serving__min_rows=256))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"learner": ""}, "needs the learner's address"),
+        ({"step_deadline": 0.0}, "step_deadline=0.0 must be positive"),
+        ({"patience": -1.0}, "patience=-1.0 must not be negative"),
+        ({"max_env_failures": -1}, "max_env_failures=-1 must not be negative"),
+    ],
+)
+def test_settings_of_an_actor_that_cannot_work_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_actor(ActorConfig(**{"learner": "localhost:50051", **changes}))
