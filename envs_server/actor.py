@@ -34,6 +34,7 @@ from seedrl.wire.memory import Offer, SharedBuffers, open_buffers, this_host
 from seedrl.wire.status import is_worth_retrying
 
 REPORT_SECONDS = 2.0
+RETURN_SECONDS = 1.0  # for the environments to give back the thread that waits for them
 FAILURE_SECONDS = 600.0  # failures of environments longer ago are forgotten
 MakePool = Callable[[codec.Job, int], Pool]
 
@@ -177,6 +178,7 @@ class ActorSession:
         self._pool_ready = threading.Event()
         self._leaving = threading.Event()
         self._stepping = threading.Semaphore(0)  # groups the pool is stepping
+        self._in_pool = threading.Lock()  # held while a thread waits inside the environments' own code
         self._pending: dict[int, InFlight] = {}  # by request id
         self._memory: SharedBuffers | None = None
         self._free_buffers: deque[int] = deque()
@@ -214,6 +216,12 @@ class ActorSession:
             if self._call is not None:
                 self._call.cancel()
             self._channel.close()
+            self._leave_pool()
+
+    def _leave_pool(self) -> None:
+        """Waits until nobody is in there: a thread that comes back from C++ while Python ends aborts the process."""
+        if self._in_pool.acquire(timeout=RETURN_SECONDS):
+            self._in_pool.release()
 
     def _follow(self, call: Iterator[pb.StreamResponse]) -> tuple[Ending, str]:
         """The main thread of a session: what the learner says, in order."""
@@ -308,7 +316,10 @@ class ActorSession:
         while self._wait_for_group():
             began = time.monotonic()
             metrics.actor_wait_seconds += began - now
-            rows = pool.recv()
+            with self._in_pool:
+                if self._leaving.is_set():
+                    return
+                rows = pool.recv()
             now = time.monotonic()
             metrics.actor_env_seconds += now - began
             request_id += 1
