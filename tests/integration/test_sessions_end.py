@@ -174,7 +174,7 @@ def test_wedged_learner_is_given_up_after_the_step_deadline_and_joined_again_whe
     learner = start_learner(WedgedService, serving__max_slots=4)
     actor = start_actor(learner.address, step_deadline=0.3)
     eventually(lambda: actor.says("the learner has not answered for"))
-    eventually(lambda: actor.actor.metrics.actor_failures >= 3)
+    eventually(lambda: actor.actor.metrics.actor_failures >= 2)
     WedgedService.gate.set()
     eventually(lambda: actor.requests > 10)
     eventually(lambda: len(learner.service.sessions.open) == 1)
