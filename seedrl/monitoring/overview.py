@@ -67,6 +67,7 @@ def _remains(context: Context, now: float) -> Iterator[tuple[bool, str]]:
     members = list(context.members.values())
     for member in members:
         life = f"seen {duration(now - member.seen)} ago" if member.seen else "never seen"
+        life += "" if member.is_leased(now) else ", lease over"
         ended = "" if member.exit_code is None else f", exit code {member.exit_code}"
         ended += f": {member.last_words}" if member.last_words else ""
         restarts = f", restarted {member.restarts}×" if member.restarts else ""

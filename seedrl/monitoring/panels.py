@@ -464,12 +464,14 @@ PANELS = (
     Panel(
         "Skipped updates, failed checkpoints",
         SAFETY,
-        "So far. Updates are skipped when a gradient is not finite: more than a few, lower algorithm.learning_rate. "
-        "For checkpoints that could not be written look at the learner's log and at the disk of the run directory.",
+        "So far. Updates are skipped when a gradient is not finite: more than a few, lower algorithm.learning_rate; "
+        "ten in a row end the learner. For checkpoints that could not be written, or were found damaged, look at the "
+        "learner's log and at the disk of the run directory.",
         Unit.number,
         (
             ("seedrl_skipped_updates_total", "updates skipped"),
             ("seedrl_checkpoints_failed_total", "checkpoints failed"),
+            ("seedrl_checkpoints_damaged_total", "checkpoints damaged"),
         ),
     ),
     Panel(

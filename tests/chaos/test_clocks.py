@@ -65,9 +65,12 @@ def test_clock_jumps_of_hours_end_no_session_and_slow_nothing_down(
     with Cluster(tmp_path, Setup(actors=2), **jumping_clock) as cluster:
         wait_until(cluster.all_stream, "all actors stream")
         before = updates_in_a_stretch(cluster)
+        after = {}
         for seconds in JUMPS:
             jump(tmp_path, seconds)
-            assert updates_in_a_stretch(cluster) > 0.5 * before, seconds
+            after[seconds] = updates_in_a_stretch(cluster)
+        print(f"updates in {STRETCH_SECONDS:g} s: {before:.0f} before, by offset of the clock {after}")
+        assert min(after.values()) > 0.5 * before, after
         numbers = cluster.learner_numbers()
         assert numbers["seedrl_sessions_joined_total"] == 2
         assert numbers["seedrl_sessions_left_total"] == 0

@@ -63,7 +63,7 @@ class Watched:
 
     def start_run(self) -> Process:
         where = (f"listen={self.listen}", f"metrics={self.metrics}", f"run_dir={self.run_dir}")
-        return self.commands.start("run", *ENDLESS, *where)
+        return self.commands.start("run", *ENDLESS, *where, "max_restarts=0")  # a killed learner stays away
 
     def _hurry(self) -> None:
         """Gives Prometheus quicker rules than those it was started with."""
