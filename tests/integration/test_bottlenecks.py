@@ -74,7 +74,7 @@ def examined(learner: RunningLearner) -> Status:
 CASES: dict[str, tuple[dict[str, Any], Callable[..., Any], str]] = {
     # bottleneck: settings of the learner, pool of the actor, the setting to change
     "env": ({}, SlowPool, "actors.count"),
-    "batching": ({"serving__min_rows": 200, "serving__max_wait": SLOW}, SignedPool, "serving.min_rows"),
+    "batching": ({"serving__min_rows": 60, "serving__max_wait": SLOW}, SignedPool, "serving.min_rows"),
     "inference": ({"model__name": f"{__name__}:SlowInference"}, SignedPool, "model.name"),
     "learner": ({"model__name": f"{__name__}:SlowTraining"}, SignedPool, "model.name"),
     # All 64 unrolls end at once and the store takes 4: serving waits for 14 updates, then learning waits for steps.

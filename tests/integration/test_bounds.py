@@ -76,6 +76,7 @@ def watch_waits(learner: RunningLearner) -> list[float]:
 # What checking costs.
 
 
+@pytest.mark.chaos
 def test_checking_costs_at_most_two_percent_of_a_step(start_learner: StartLearner) -> None:
     """B2: of the fastest round trip there is, without any environment; the best of many on both sides."""
     envs = 32

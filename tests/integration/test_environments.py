@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from tests.integration.conftest import StartLearner
-from tests.integration.processes import Commands, summary_of
+from tests.integration.processes import Commands
 from tests.integration.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -46,16 +46,14 @@ def test_environment_that_raises_again_and_again_ends_its_actor_with_code_five(
     eventually(lambda: not learner.service.sessions.open)
 
 
-def test_environment_that_exits_takes_its_actor_along_and_another_is_started(commands: Commands) -> None:
-    """A10: os._exit in a step. The learner loses the rows that were under way and nothing else."""
-    fail = "pathlib.Path('exited').exists() or (pathlib.Path('exited').touch(), os._exit(9))"
-    settings = ("env=mock", "model=mlp", "actors.count=1", "actors.envs=4", "stop.env_steps=2000", "metrics=")
-    process = commands.start("run", "run_dir=run", *settings, path=failing(commands, fail))
-    eventually(lambda: len(process.children()) == 2 or not process.is_running)
-    assert process.wait() == 0, process.err
-    assert "actor 0 ended with code 9" in process.err
-    summary = summary_of(commands.directory / "run")
-    assert summary["status"] == "done"
-    assert set(summary["trouble"]) <= {"rows dropped: session_ended", "rows dropped: partial_unroll"} | {
-        "unrolls dropped: session_ended"
-    }
+def test_environment_that_exits_takes_its_actor_along_and_the_next_one_is_served(
+    start_learner: StartLearner, commands: Commands
+) -> None:
+    """A10: os._exit in a step. tests/test_children.py has the supervisor that starts the next one."""
+    learner = start_learner(env__id="mock", model__name="mlp", metrics="", serving__max_slots=4)
+    path = failing(commands, "pathlib.Path('exited').exists() or (pathlib.Path('exited').touch(), os._exit(9))")
+    assert commands.start("actor", f"learner={learner.address}", path=path).wait() == 9
+    eventually(lambda: not learner.service.sessions.open, seconds=1)
+    commands.start("actor", f"learner={learner.address}", path=path)
+    learner.steps_on(200)
+    assert sum(learner.service.serving.sessions_refused.values()) == 0

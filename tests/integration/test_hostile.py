@@ -264,15 +264,17 @@ def test_fifty_thousand_connections_of_strangers(victim: Victim) -> None:
 
     command = [sys.executable, "-m", "tests.integration.strangers", "sink"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as sink:
-        assert sink.stdout is not None
-        addresses = sink.stdout.readline().strip(), victim.address
-        with victim.growing_at_most(64), Health(victim.address) as health:
-            rounds = [
-                [p99_during_a_flood_of(address, say, seed) for address in addresses]
-                for seed in range(5)
-                for say in STRANGERS
-            ]
-        sink.kill()
+        try:
+            assert sink.stdout is not None
+            addresses = sink.stdout.readline().strip(), victim.address
+            with victim.growing_at_most(64), Health(victim.address) as health:
+                rounds = [
+                    [p99_during_a_flood_of(address, say, seed) for address in addresses]
+                    for seed in range(5)
+                    for say in STRANGERS
+                ]
+        finally:
+            sink.kill()
     usual, meanwhile = np.median(rounds, axis=0)
     print(f"neighbours' p99 {1000 * usual:.1f} ms, during a flood {1000 * meanwhile:.1f} ms; health {health.p99:.3f} s")
     assert meanwhile <= 2 * usual

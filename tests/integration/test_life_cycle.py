@@ -79,7 +79,8 @@ def test_health_before_the_first_actor_is_live_and_not_ready(start_learner: Star
     with Health(learner.address) as health:
         eventually(lambda: health.is_serving("live"))
         assert not health.is_serving("ready")
-    assert context_of(learner).read().state is State.INIT
+    file = context_of(learner)
+    assert eventually(lambda: file.path.exists() and file.read()).state is State.INIT
 
 
 class ColdService(LearnerService):
@@ -173,7 +174,7 @@ def test_health_of_an_idle_learner_stays_live(
 def test_context_follows_a_learner_from_init_to_done(start_learner: StartLearner, start_actor: StartActor) -> None:
     learner = start_learner(checkpoint__seconds=0.0)
     file = context_of(learner)
-    assert file.read().state is State.INIT
+    assert eventually(lambda: file.path.exists() and file.read()).state is State.INIT
     actor = start_actor(learner.address, name="left")
     eventually(lambda: file.read().state is State.RUNNING and file.read().members.get("left"))
     running = file.read()

@@ -347,7 +347,7 @@ def test_run_with_a_token_shows_it_nowhere(protected: tuple[Any, str, Path]) -> 
     assert TOKEN not in process.out + process.err
     written = [path for path in run_dir.rglob("*") if path.is_file()]
     assert {"config.yaml", "actor-0.log", "metrics.jsonl"} <= {path.name for path in written}
-    assert [path for path in written if TOKEN.encode() in path.read_bytes()] == []
+    assert [path for path in written if TOKEN.encode() in _content(path)] == []
 
 
 # What nobody can make a learner do or tell.
@@ -405,3 +405,11 @@ def status_of(learner: RunningLearner) -> tuple[grpc.StatusCode, str]:
         with pytest.raises(grpc.RpcError) as raised:
             call(pb.StatusRequest(), timeout=DEADLINE)
     return raised.value.code(), raised.value.details()
+
+
+def _content(path: Path) -> bytes:
+    """Nothing, if it is gone: old checkpoints make room while the run goes on."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""

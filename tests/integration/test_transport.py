@@ -3,6 +3,7 @@
 import functools
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -681,7 +682,9 @@ def test_environment_that_raises_is_made_anew_and_the_error_is_named(
     learner.service.server._say = said.append
     actor = start_actor(learner.address, failing_once(functools.partial(BrokenPool, where=where)))
     eventually(lambda: actor.says("the simulator exploded"))
+    began = time.monotonic()
     eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
+    print(f"steps again after {time.monotonic() - began:.1f} s")
     assert actor.pools[0].closed
     assert actor.says("ZeroDivisionError('the simulator exploded'); making the environments anew")
     assert actor.actor.metrics.actor_env_failures == 1
