@@ -8,7 +8,7 @@ from seedrl.config import CheckpointConfig
 from seedrl.errors import RunDirectoryError
 from seedrl.learning import checkpoint as files
 from seedrl.learning.checkpoint import Checkpoint
-from seedrl.metrics import LearningMetrics, ServingMetrics, Stopwatch
+from seedrl.metrics import LearningMetrics, Stopwatch
 
 
 class Saver:
@@ -18,14 +18,12 @@ class Saver:
         self,
         config: CheckpointConfig,
         directory: Path,
-        serving: ServingMetrics,
         learning: LearningMetrics,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._directory = directory
-        self._serving = serving
         self._learning = learning
         self._say = say
         self._clock = clock
@@ -58,10 +56,10 @@ class Saver:
         self._saved = self._clock()
         timer, config = Stopwatch(self._learning.learner_seconds), self._config
         began = timer.last
+        checkpoint = take()
+        steps = checkpoint.state["serving"]["env_steps"]  # acting goes on meanwhile: its name says what it holds
         try:
-            files.save(
-                self._directory, self._serving.env_steps, take(), config.keep, config.keep_best, config.milestones
-            )
+            files.save(self._directory, steps, checkpoint, config.keep, config.keep_best, config.milestones)
         except (OSError, RunDirectoryError) as error:
             self._learning.checkpoints_failed += 1
             self._say(f"learner: no checkpoint could be written ({error}); the one before is intact")

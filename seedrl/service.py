@@ -65,9 +65,7 @@ class LearnerService:
             config.serving.max_rows, config.serving.min_rows, config.serving.max_wait
         )
         self.display = ProgressDisplay(config, console())
-        self.saver = Saver(
-            config.checkpoint, self.run_directory.checkpoints, self.serving, self.learning, say=self.display.say
-        )
+        self.saver = Saver(config.checkpoint, self.run_directory.checkpoints, self.learning, say=self.display.say)
         self.checkpoint = self.saver.load()
         resumed_at = self.checkpoint.state["learning"]["updates"] if self.checkpoint is not None else 0
         seeds = partial(session_seed, config.seed, resumed_at)

@@ -24,7 +24,6 @@ class Rig:
         self.saver = Saver(
             CheckpointConfig(**settings),  # type: ignore[arg-type]
             directory,
-            self.serving,
             self.learning,
             self.said.append,
             self.clock,
@@ -41,7 +40,9 @@ class Rig:
 
     def take(self) -> Checkpoint:
         done = self.learning.updates - self.learning.skipped_updates
-        return Checkpoint({"number": torch.tensor(done)}, {"number": done})
+        return Checkpoint(
+            {"number": torch.tensor(done)}, {"number": done, "serving": {"env_steps": self.serving.env_steps}}
+        )
 
     def found(self) -> list[int]:
         """Good updates in each checkpoint, oldest first."""
