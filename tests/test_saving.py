@@ -101,7 +101,9 @@ def test_saver_keeps_newest_best_and_milestones(tmp_path: Path) -> None:
     rig = Rig(tmp_path, keep=1, keep_best=True, milestones=300)
     for score in (1.0, 9.0, 2.0, 3.0, 4.0):
         rig.train(1)
-        rig.saver.save(lambda score=score: rig.take()._replace(state={"number": rig.learning.updates, "score": score}))
+        taken = rig.take()
+        scored = taken._replace(state={**taken.state, "score": score})
+        rig.saver.save(lambda scored=scored: scored)
     assert rig.found() == [2, 3, 5]
 
 
