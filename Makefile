@@ -18,12 +18,12 @@ train: $(READY) ## train CartPole with live progress; ARGS="env=pong" for someth
 	@$(BIN)/seedrl run $(ARGS)
 
 test: lint tools ## lint, then run every test but the slow ones
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
 test-learning: $(READY) ## run the slow tests: does it still learn?
 	$(BIN)/pytest -m slow --timeout=1800 $(ARGS)
 
-chaos: $(READY) ## inject faults for some minutes: kills, cuts, loss, clock jumps, floods; CYCLES=10000 for all of C10
+chaos: $(READY) tools ## inject faults for some minutes: kills, cuts, loss, clock jumps, floods; CYCLES=10000 for all of C10
 	@$(BIN)/python $(INSTALL) atheris || echo "no atheris here: the decoder goes unfuzzed"
 	$(BIN)/pytest -m chaos -s $(ARGS)
 
@@ -46,7 +46,7 @@ proto: $(READY) ## generate seedrl/v1 from proto/
 dashboards: $(READY) ## make the Grafana dashboard and the Prometheus console from seedrl/monitoring/panels.py
 	$(BIN)/python -m seedrl.monitoring.dashboards conf/observability
 
-tools: ## install Prometheus and Chromium, which some tests use, if this is Debian or Ubuntu and we are root
+tools: ## install Prometheus, Chromium and iptables, which some tests use, if this is Debian or Ubuntu and we are root
 	@bash .ci/tools
 
 reference: $(READY) ## write docs/metrics.md from the declarations

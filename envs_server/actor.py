@@ -11,6 +11,7 @@ import os
 import random
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -36,6 +37,9 @@ from seedrl.wire.status import is_worth_retrying
 REPORT_SECONDS = 2.0
 RETURN_SECONDS = 1.0  # for the environments to give back the thread that waits for them
 FAILURE_SECONDS = 600.0  # failures of environments longer ago are forgotten
+MAKE_SECONDS = 120.0  # to make environments; the learner waits no longer
+ABANDON_SECONDS = 5.0  # for environments to give back the main thread once their session is over
+NOT_STEPPING = np.iinfo(np.int64).max
 MakePool = Callable[[codec.Job, int], Pool]
 
 
@@ -185,7 +189,10 @@ class ActorSession:
         self._failure: Exception | None = None  # of the outgoing thread
         self._progress = time.monotonic()
         self._building = False
+        self._looks = 0  # of the watchdog
+        self._stepping_since = np.zeros(0, np.int64)  # [num_envs]  a look, or NOT_STEPPING
         self._stuck = ""  # what the watchdog saw
+        self._ended = threading.Event()
         self._call: grpc.Call | None = None
         self.welcomed = False
         self.answered = False  # at least one Step
@@ -217,6 +224,7 @@ class ActorSession:
                 self._call.cancel()
             self._channel.close()
             self._leave_pool()
+            self._ended.set()
 
     def _leave_pool(self) -> None:
         """Waits until nobody is in there: a thread that comes back from C++ while Python ends aborts the process."""
@@ -244,7 +252,8 @@ class ActorSession:
         self._metrics.actor_sessions += 1
         self._metrics.actor_connected = 1
         self.welcomed = True
-        self._building = True  # how long that takes is the learner's to judge
+        self._stepping_since = np.full(job.num_envs, NOT_STEPPING, np.int64)
+        self._building = True
         try:
             self._pool = self._make_pool(job, self._config.threads)
         except SeedrlError:
@@ -253,6 +262,7 @@ class ActorSession:
             raise EnvFailed(f"the environments could not be made: {error!r}") from error
         self._progress = time.monotonic()
         self._building = False
+        self._stepping_since[:] = self._looks
         for _ in range(job.num_envs // job.group_size):
             self._stepping.release()
         self._pool_ready.set()
@@ -274,6 +284,7 @@ class ActorSession:
             at += len(env_id)
 
     def _send(self, pool: Pool, action: NDArray[np.int32], env_id: NDArray[np.int32]) -> None:
+        self._stepping_since[env_id] = self._looks
         try:
             pool.send(action, env_id)
         except Exception as error:
@@ -322,6 +333,7 @@ class ActorSession:
                 rows = pool.recv()
             now = time.monotonic()
             metrics.actor_env_seconds += now - began
+            self._stepping_since[rows.env_id] = NOT_STEPPING
             request_id += 1
             buffer = self._put_into_memory(rows.observation)
             self._pending[request_id] = InFlight(rows.env_id, buffer, now)
@@ -369,13 +381,34 @@ class ActorSession:
         pause = min(1.0, self._config.step_deadline / 4)
         silent, progress = 0.0, self._progress
         while not self._leaving.wait(timeout=pause):
-            silent = 0.0 if self._building or self._progress != progress else silent + pause
+            self._looks += 1
+            silent = silent + pause if self._progress == progress else 0.0
             progress = self._progress
-            if silent >= self._config.step_deadline:
-                if self._pool is not None and not self._pending:
-                    self._failure = EnvFailed(f"the environments have not answered for {silent:.0f} s")
-                self._stuck = f"the learner has not answered for {silent:.0f} s"
+            if self._building:
+                self._failure = self._overdue("the environments could not be made", silent, MAKE_SECONDS)
+            elif silent and (self._pending or self._pool is None):  # perhaps the learner is to blame
+                if silent >= self._config.step_deadline:
+                    self._stuck = f"the learner has not answered for {silent:.0f} s"
+            else:
+                self._failure = self._failure or self._hanging(pause)
+            if self._failure or self._stuck:
                 self.cancel()
+        if not self._ended.wait(ABANDON_SECONDS) and self._failure:
+            # The main thread is lost in the environments' own code. Nothing but the end of the process brings it back.
+            print(f"actor: {self._failure}; ending the process", file=sys.stderr, flush=True)
+            os._exit(EnvFailed.exit_code)
+
+    def _hanging(self, pause: float) -> EnvFailed | None:
+        """Names an environment that does not answer, also while others do."""
+        if self._pool is None:
+            return None
+        env_id = int(self._stepping_since.argmin())
+        seconds = max(0.0, (self._looks - int(self._stepping_since[env_id])) * pause)
+        return self._overdue(f"environment {env_id} has not answered", seconds, self._config.step_deadline)
+
+    @staticmethod
+    def _overdue(what: str, seconds: float, limit: float) -> EnvFailed | None:
+        return EnvFailed(f"{what} for {seconds:.0f} s") if seconds >= limit else None
 
     def _judge(self, error: grpc.RpcError) -> tuple[Ending, str]:
         code, details = error.code(), self._stuck or error.details()

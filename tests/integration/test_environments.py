@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.integration.conftest import StartLearner
 from tests.integration.processes import Commands
 from tests.integration.waiting import eventually
@@ -22,6 +24,17 @@ class Failing(mock.MockPool):
         return super().recv()
 
 mock.MockPool = Failing
+"""
+
+HANGING = """
+import threading
+from envs_server import actor, mock
+
+def hang(*_):
+    threading.Event().wait()
+
+actor.MAKE_SECONDS = 1.0
+mock.MockPool.{hang} = hang
 """
 
 
@@ -57,3 +70,20 @@ def test_environment_that_exits_takes_its_actor_along_and_the_next_one_is_served
     commands.start("actor", f"learner={learner.address}", path=path)
     learner.steps_on(200)
     assert sum(learner.service.serving.sessions_refused.values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("hang", "words"),
+    [("__init__", "the environments could not be made for 1 s"), ("send", "has not answered for 1 s")],
+)
+def test_environment_that_keeps_the_main_thread_ends_its_actor_with_code_five(
+    start_learner: StartLearner, commands: Commands, hang: str, words: str
+) -> None:
+    """Nothing else brings the thread back; a supervisor starts the next actor."""
+    learner = start_learner(env__id="mock", model__name="mlp", metrics="")
+    (commands.directory / "sitecustomize.py").write_text(HANGING.format(hang=hang))
+    path = Path(f"{commands.directory}{os.pathsep}{ROOT}")
+    actor = commands.start("actor", f"learner={learner.address}", "step_deadline=1", path=path)
+    assert actor.wait() == 5
+    assert f"{words}; ending the process" in actor.err
+    eventually(lambda: not learner.service.sessions.open)

@@ -107,6 +107,10 @@ class Watched:
     def fires(self, alert: str) -> bool:
         return bool(self.ask(f'ALERTS{{alertname="{alert}",alertstate="firing"}}'))
 
+    def kill_learner(self) -> None:
+        (learner,) = [pid for pid, words in self.run.children("seedrl").items() if " learner " in words]
+        os.kill(learner, signal.SIGKILL)
+
     def actor(self) -> int:
         pids = eventually(lambda: list(self.run.children("envs_server")))
         return int(pids[0])
@@ -225,16 +229,19 @@ def test_actor_that_joins_and_sends_nothing_raises_an_alert_of_a_stall(watched: 
 
 
 def test_killed_learner_raises_an_alert_that_the_console_shows(watched: Watched) -> None:
-    (learner,) = [pid for pid, words in watched.run.children("seedrl").items() if " learner " in words]
-    os.kill(learner, signal.SIGKILL)
+    watched.kill_learner()
     eventually(lambda: watched.fires("LearnerDown"))
     page = watched.page("/consoles/seedrl.html")
     assert '<p class="words" id="down">' in page
     assert "<b>LearnerDown</b> is firing" in page
 
 
+@pytest.mark.chaos
 def test_restarted_run_shows_no_burst_of_steps(watched: Watched) -> None:
     """It counts on from its checkpoint: far from zero, and Prometheus must not take that for steps of a moment."""
+    eventually(lambda: watched.ask("seedrl_env_steps_total > 10000"))
+    if watched.run.is_running:
+        watched.kill_learner()
     assert watched.run.wait() != 0
     seen, started = map(watched.last, ("seedrl_env_steps_total", "process_start_time_seconds"))
     watched.run = watched.start_run()

@@ -741,9 +741,26 @@ def test_environment_that_stops_answering_is_made_anew_after_the_step_deadline(
     """A10."""
     learner = start_learner(actors__groups=1)
     actor = start_actor(learner.address, failing_once(SilentPool), step_deadline=1.0)
-    eventually(lambda: actor.says("the environments have not answered for 1 s; making the environments anew"))
+    eventually(lambda: actor.says("environment 0 has not answered for 1 s; making the environments anew"))
     eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
     assert learner.service.serving.actors_env_failures == 1
+
+
+class OneHangsPool(SignedPool):
+    """Environment 0 never finishes its first step; the others go on."""
+
+    def send(self, action: Any, env_id: Any) -> None:
+        if 0 not in env_id:
+            super().send(action, env_id)
+
+
+def test_environment_that_hangs_while_others_go_on_is_named_and_made_anew(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner(actors__groups=2)
+    actor = start_actor(learner.address, failing_once(OneHangsPool), step_deadline=1.0)
+    eventually(lambda: actor.says("environment 0 has not answered for 1 s; making the environments anew"))
+    eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
 
 
 # What else the port offers.

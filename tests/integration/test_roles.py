@@ -1,0 +1,138 @@
+"""Learner and actor started by hand, in real processes; and things that cannot work."""
+
+import signal
+from pathlib import Path
+
+from tests.integration.processes import Commands, summary_of
+from tests.integration.test_processes import SMALL
+from tests.integration.waiting import eventually, free_address, is_listening
+
+# Learner and actor started by hand.
+
+
+def without(module: str, directory: Path) -> Path:
+    """A directory for PYTHONPATH in whose presence this module cannot be imported."""
+    path = directory / f"no-{module}"
+    path.mkdir()
+    (path / f"{module}.py").write_text(f"raise ImportError('there is no {module} on this host')\n")
+    return path
+
+
+def test_actor_without_torch_started_first_trains_a_learner_without_envpool(commands: Commands) -> None:
+    address, run_dir = free_address(), commands.directory / "run"
+    actor = commands.start("actor", f"learner={address}", path=without("torch", commands.directory))
+    actor.says("trying again")
+    learner = commands.start(
+        "learner",
+        f"listen={address}",
+        f"run_dir={run_dir}",
+        "stop.env_steps=2000",
+        *SMALL,
+        path=without("envpool", commands.directory),
+    )
+    assert learner.wait() == 0, learner.err
+    assert actor.wait() == 0, actor.err
+    assert summary_of(run_dir)["status"] == "done"
+    assert summary_of(run_dir)["updates"] > 0
+    assert "Done" in actor.out
+
+
+def test_second_learner_on_a_port_is_refused_in_one_line_and_the_first_trains_with_an_actor_that_comes_later(
+    commands: Commands,
+) -> None:
+    address = free_address()
+    first = commands.start("learner", f"listen={address}", "run_dir=first", "stop.env_steps=2000", *SMALL)
+    eventually(lambda: is_listening(address))
+    code, _, err = commands.run("learner", f"listen={address}", "run_dir=second")
+    assert code == 2
+    assert err.count("seedrl learner: ") == 1
+    assert f"cannot listen on {address}" in err
+    assert "Traceback" not in err
+    assert "Warning" not in err
+
+    actor = commands.start(f"learner={address}", module="envs_server")
+    assert first.wait() == 0, first.err
+    assert actor.wait() == 0, actor.err
+    assert summary_of(commands.directory / "first")["env_steps"] >= 2000
+    assert "trying again" not in actor.out
+
+
+def test_actor_without_a_learner_gives_up_with_its_own_code(commands: Commands) -> None:
+    address = free_address()
+    code, _, err = commands.run("actor", f"learner={address}", "patience=0.5")
+    assert code == 4
+    assert f"seedrl actor: no learner at {address}" in err
+    assert err.count("\n") == 1
+
+
+def test_actor_told_to_stop_while_it_waits_ends_with_code_zero(commands: Commands) -> None:
+    actor = commands.start("actor", f"learner={free_address()}")
+    actor.says("trying again")
+    actor.signal(signal.SIGTERM)
+    assert actor.wait() == 0
+
+
+def test_run_terminated_while_its_learner_starts_ends_with_the_code_of_the_signal(commands: Commands) -> None:
+    process = commands.start("run", "run_dir=run")
+    eventually(lambda: process.children("learner") and process.children("envs_server"))
+    process.signal(signal.SIGTERM)
+    assert process.wait() in (0, 128 + signal.SIGTERM)  # 0 if it was ready by then
+    assert process.err == ""
+    assert process.left_behind() == []
+
+
+# Things that cannot work.
+
+
+def test_run_of_an_unknown_environment_suggests_others_and_ends(commands: Commands) -> None:
+    process = commands.start("run", "env.id=CartPol-v1", "run_dir=run")
+    eventually(lambda: len(process.children()) == 2 or not process.is_running)
+    assert process.wait() == 2
+    assert "env.id='CartPol-v1' is not an envpool environment; did you mean CartPole-v1" in process.err
+    assert process.err.count("\n") == 1
+    assert process.left_behind() == []
+
+
+MODELS = """
+import pathlib, time
+from torch import nn
+
+class Broken(nn.Module):
+    core_size = 0
+
+    def __init__(self, spec):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, inputs, core_state):
+        raise ArithmeticError("no such luck")
+
+class Stuck(Broken):
+    def forward(self, inputs, core_state):
+        pathlib.Path("stuck").touch()
+        time.sleep(600)
+"""
+
+
+def test_run_that_loses_a_thread_ends_with_code_seven_and_says_why_in_one_line(commands: Commands) -> None:
+    (commands.directory / "own_models.py").write_text(MODELS)
+    process = commands.start("run", "model.name=own_models:Broken", "run_dir=run", *SMALL, path=commands.directory)
+    eventually(lambda: len(process.children()) == 2 or not process.is_running)
+    assert process.wait() == 7
+    assert process.err == "seedrl learner: thread server died: ArithmeticError('no such luck')\n"
+    assert process.left_behind() == []
+    assert summary_of(commands.directory / "run")["status"] == "failed"
+
+
+def test_second_signal_ends_a_run_that_is_stuck_at_once(commands: Commands) -> None:
+    (commands.directory / "own_models.py").write_text(MODELS)
+    address = free_address()
+    settings = ("model.name=own_models:Stuck", f"listen={address}", "run_dir=run", *SMALL)
+    process = commands.start("run", *settings, path=commands.directory)
+    eventually(lambda: (commands.directory / "stuck").exists() or not process.is_running)
+    assert process.children().keys()
+    process.signal(signal.SIGINT)
+    process.says("once more to end at once")  # the first one has arrived
+    process.signal(signal.SIGINT)
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert process.left_behind() == []
