@@ -5,6 +5,7 @@ import torch
 
 from bench.harness import Report, against_floor
 from bench.rig import CPU
+from seedrl.actions import Actions
 from seedrl.config import BenchConfig, ModelConfig
 from seedrl.metrics import ServingMetrics
 from seedrl.models.build import build_model
@@ -12,14 +13,15 @@ from seedrl.policy import Policy
 from seedrl.serving.inference import Inference
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import Slots
-from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.store import Store
 from seedrl.types import ModelInput
 from seedrl.wire.codec import RESET, Rows
 
 FRAME_STACK = 4
-SPEC = EnvSpec(ArraySpec((1, 84, 84), "uint8"), 6)
-STACKED = EnvSpec(SPEC.observation.stacked(FRAME_STACK), SPEC.num_actions)
+FRAME = ArraySpec((1, 84, 84), "uint8")
+SPEC = EnvSpec(FRAME, discrete(6))
+STACKED = SPEC.stacked(FRAME_STACK)
 HEADLINE_ROWS = 64
 
 
@@ -46,7 +48,8 @@ class ServingPath:
         )
         self._inference = Inference(
             Policy(self._model, version=0),
-            Slots(rows, FRAME_STACK, 0, CPU),
+            Actions(SPEC),
+            Slots(rows, Actions(SPEC), FRAME_STACK, 0, CPU),
             self._store,
             ServingMetrics(),
             generator=torch.Generator().manual_seed(1),
@@ -55,7 +58,7 @@ class ServingPath:
         )
         slots = np.arange(rows)
         session = Session(id=1, name="bench", slots=slots, expects=np.zeros(rows, np.uint8))
-        frames = np.random.default_rng(1).integers(0, 255, (rows, *SPEC.observation.shape)).astype(np.uint8)
+        frames = np.random.default_rng(1).integers(0, 255, (rows, *FRAME.shape)).astype(np.uint8)
         first, later = (
             Rows(slots.astype(np.int32), frames, np.zeros(rows, np.float32), np.full(rows, flags, np.uint8))
             for flags in (RESET, 0)

@@ -4,8 +4,9 @@ import numpy as np
 import torch
 
 from bench.harness import Report, against_floor
-from bench.inference import FRAME_STACK, SPEC, STACKED
+from bench.inference import FRAME, FRAME_STACK, SPEC, STACKED
 from bench.rig import CPU
+from seedrl.actions import Actions
 from seedrl.config import BenchConfig, LearnerConfig, ModelConfig
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
@@ -47,7 +48,9 @@ class FullStore:
             device=CPU,
         )
         policy = Policy(self._model, version=0)
-        self._learner = Learner(config, self._model, self._store, policy, LearningMetrics(), env_steps=lambda: 0)
+        self._learner = Learner(
+            config, self._model, Actions(SPEC), self._store, policy, LearningMetrics(), env_steps=lambda: 0
+        )
         self._write_noise(unrolls)
         self._fill()
         self._batch = self._store.gather(np.arange(1, unrolls + 1))
@@ -59,10 +62,10 @@ class FullStore:
         random = np.random.default_rng(1)
         for t in range(self._store.unroll_length + 1):
             age = np.full(unrolls, min(t, FRAME_STACK - 1))
-            action = random.integers(0, SPEC.num_actions, unrolls)
+            action = random.integers(0, SPEC.policy_size, unrolls)
             reward = random.standard_normal(unrolls, np.float32)
-            frames = random.integers(0, 255, (unrolls, *SPEC.observation.shape), np.uint8)
-            logits = 0.1 * random.standard_normal((unrolls, SPEC.num_actions), np.float32)
+            frames = random.integers(0, 255, (unrolls, *FRAME.shape), np.uint8)
+            logits = 0.1 * random.standard_normal((unrolls, SPEC.policy_size), np.float32)
             place = self._store.place(entry, np.full(unrolls, t), age)
             self._store.write_frames(place.frame, frames)
             record = Record(reward, np.zeros(unrolls, np.uint8), age, action, action, policy_version=np.array(0))

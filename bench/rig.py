@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from seedrl.actions import Actions
 from seedrl.config import LearnerConfig
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
@@ -124,10 +125,12 @@ class ServingRig:
             core_size=0,
             device=CPU,
         )
-        stacked = EnvSpec(spec.observation.stacked(config.env.frame_stack), spec.num_actions)
+        stacked = spec.stacked(config.env.frame_stack)
+        actions = Actions(spec)
         inference = Inference(
             Policy(self._make_model(stacked), version=0),
-            Slots(config.serving.max_slots, config.env.frame_stack, 0, CPU),
+            actions,
+            Slots(config.serving.max_slots, actions, config.env.frame_stack, 0, CPU),
             store,
             self.metrics,
             generator=torch.Generator().manual_seed(1),

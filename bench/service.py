@@ -109,7 +109,7 @@ def service(
     config.serving.min_rows = min_rows
     with address() as config.listen:
         command = [sys.executable, "-m", "envs_server", f"learner={config.listen}"]
-        with ServingRig(config, lambda spec: NullModel(spec.num_actions)) as rig, children([command] * actors) as pids:
+        with ServingRig(config, lambda spec: NullModel(spec.policy_size)) as rig, children([command] * actors) as pids:
             turn = measure(lambda: rig.metrics.rows, lambda: rig.served == actors, seconds, [each.pid for each in pids])
             if memory is not None:
                 memory[str(config.actors.envs)] = rss_bytes(os.getpid()) - before
@@ -150,7 +150,7 @@ def latency(seconds: float, training: bool) -> dict[str, Any]:
     config = mock_config(actors=1, groups=2)
     with private_address() as config.listen:
         command = [sys.executable, "-m", "bench.probe", config.listen, str(seconds), str(3 * FORWARD)]
-        with ServingRig(config, lambda spec: NullModel(spec.num_actions, FORWARD)), training_steps(training):
+        with ServingRig(config, lambda spec: NullModel(spec.policy_size, FORWARD)), training_steps(training):
             probe = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=True)
     found: dict[str, Any] = json.loads(probe.stdout.splitlines()[-1])
     return found

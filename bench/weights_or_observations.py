@@ -23,7 +23,7 @@ from bench.harness import Ratio, Report, Turn, children, cpu_seconds, for_a_whil
 from bench.rig import private_address
 from seedrl.config import BenchConfig, ModelConfig
 from seedrl.models.build import build_model
-from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.types import ModelInput
 
 GROUP = 32  # rows of one request, and of an actor's own forward
@@ -49,12 +49,12 @@ class Case:
 
     @property
     def row_bytes(self) -> int:
-        return self.frame.observation.nbytes + ROW_OVERHEAD
+        return self.frame.row_bytes + ROW_OVERHEAD
 
     @property
     def unroll_row_bytes(self) -> int:
         """The same, with the logits and the action that the learner did not see itself."""
-        return self.row_bytes + 4 * self.frame.num_actions + 4
+        return self.row_bytes + 4 * self.frame.policy_size + 4
 
     @property
     def unroll_rows(self) -> int:
@@ -62,8 +62,8 @@ class Case:
         return min(GROUP * UNROLL, CHUNK // self.unroll_row_bytes)
 
 
-CARTPOLE = EnvSpec(ArraySpec((4,), "float32"), 2)
-PONG = EnvSpec(ArraySpec((1, 84, 84), "uint8"), 6)
+CARTPOLE = EnvSpec(ArraySpec((4,), "float32"), discrete(2))
+PONG = EnvSpec(ArraySpec((1, 84, 84), "uint8"), discrete(6))
 CASES = (Case("cartpole", CARTPOLE, 1, "mlp"), Case("pong", PONG, 4, "nature"), Case("pong", PONG, 4, "impala"))
 
 
@@ -116,7 +116,7 @@ class Replica:
     """An actor's copy of the model in the IMPALA way of doing things."""
 
     def __init__(self, case: Case) -> None:
-        spec = EnvSpec(case.frame.observation.stacked(case.frame_stack), case.frame.num_actions)
+        spec = case.frame.stacked(case.frame_stack)
         self._model = build_model(ModelConfig(name=case.model), spec, seed=1)
         self._spec = spec
         self._inputs = {rows: self._noise(rows) for rows in (GROUP, CENTRAL)}
@@ -124,8 +124,9 @@ class Replica:
         self.weight_bytes = len(self._saved)
 
     def _noise(self, rows: int) -> ModelInput:
-        shape = (1, rows, *self._spec.observation.shape)
-        observation = torch.randint(0, 255, shape).to(getattr(torch, self._spec.observation.dtype))
+        frame = self._spec.observation
+        assert isinstance(frame, ArraySpec)
+        observation = torch.randint(0, 255, (1, rows, *frame.shape)).to(getattr(torch, frame.dtype))
         nothing = torch.zeros(1, rows)
         return ModelInput(observation, nothing, nothing.long(), nothing.bool())
 

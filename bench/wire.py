@@ -21,7 +21,7 @@ from bench.rig import any_port, private_address
 from bench.service import measure
 from seedrl.config import BenchConfig
 from seedrl.serving.sessions import Session
-from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options, open_stream, service_handler
 from seedrl.wire.framing import StepParts
@@ -95,14 +95,18 @@ def _exchange(case: Case, seconds: float, serve: Callable[[str], EchoServer], co
         return measure(lambda: server.messages * case.rows, lambda: server.streams == case.actors, seconds, pids)
 
 
+def spec_of(row_bytes: int) -> EnvSpec:
+    return EnvSpec(ArraySpec((row_bytes,), "uint8"), discrete(6))
+
+
 class DecodingServer(EchoServer):
     """Checks and decodes every Step as a learner does, and answers it with actions that mean nothing."""
 
     def __init__(self, address: str, case: Case) -> None:
         super().__init__(address, b"")
-        self._spec = EnvSpec(ArraySpec((case.row_bytes,), "uint8"), 6)
+        self._spec = spec_of(case.row_bytes)
         self._envs = case.rows * case.in_flight
-        self._action = np.zeros(case.rows, np.int64)
+        self._action = np.zeros(case.rows, np.int32)
 
     def _handler(self) -> Any:
         return service_handler(self._stream, status=self._stream)
@@ -122,6 +126,7 @@ class DecodingServer(EchoServer):
 def client(address: str, rows: int, row_bytes: int, in_flight: int) -> None:
     """Keeps `in_flight` Steps on their way until the server goes away."""
     ready = threading.Semaphore(in_flight)
+    spec = spec_of(row_bytes)
     observation = np.random.default_rng(1).integers(0, 255, (rows, row_bytes), np.uint8)
     reward, flags = np.ones(rows, np.float32), np.zeros(rows, np.uint8)
 
@@ -136,7 +141,7 @@ def client(address: str, rows: int, row_bytes: int, in_flight: int) -> None:
     with grpc.insecure_channel(address, options=client_options()) as channel:
         try:
             for response in open_stream(channel, outgoing()):
-                codec.decode_act(response.act, rows)
+                codec.decode_act(response.act, spec, rows)
                 ready.release()
         except grpc.RpcError:
             pass

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import numpy as np
@@ -25,11 +25,13 @@ from numpy.typing import NDArray
 
 from envs_server.pool import Pool, make_pool
 from seedrl.config import ActorConfig, check_actor, check_actor_security
-from seedrl.errors import EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
+from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
 from seedrl.metrics import ActorMetrics
+from seedrl.specs import Arrays, EnvSpec, leaves, rows_of
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.channel import Link, open_stream
+from seedrl.wire.codec import Rows
 from seedrl.wire.framing import StepParts
 from seedrl.wire.memory import Offer, SharedBuffers, open_buffers, this_host
 from seedrl.wire.status import is_worth_retrying
@@ -253,6 +255,7 @@ class ActorSession:
         self._metrics.actor_connected = 1
         self.welcomed = True
         self._stepping_since = np.full(job.num_envs, NOT_STEPPING, np.int64)
+        self._expect_allowed(job)
         self._building = True
         try:
             self._pool = self._make_pool(job, self._config.threads)
@@ -267,6 +270,15 @@ class ActorSession:
             self._stepping.release()
         self._pool_ready.set()
 
+    def _expect_allowed(self, job: codec.Job) -> None:
+        """A learner may have an actor run what the actor's owner has named, and nothing else."""
+        for module in job.modules:
+            if module not in self._config.modules:
+                raise ConfigError(
+                    f"the learner asks for {module}, which this actor may not import; allow it with "
+                    f"modules=[{','.join([*self._config.modules, module])}]"
+                )
+
     def _act(self, act: pb.Act) -> None:
         if self._pool is None:
             raise InvalidMessage("message: expected no act before there is a pool, saw one")
@@ -274,16 +286,16 @@ class ActorSession:
         known = [step for step in steps if step is not None]
         if len(known) < len(steps):
             raise InvalidMessage(f"request_id: expected some in flight, saw {list(act.request_id)[:8]}")
-        action = codec.decode_act(act, sum(len(step.env_id) for step in known))
+        action = codec.decode_act(act, self._pool.spec, sum(len(step.env_id) for step in known))
         at = 0
         for env_id, buffer, sent in known:
             self._metrics.actor_round_trip_seconds.observe(self._progress - sent)
             if buffer:
                 self._free_buffers.append(buffer)
-            self._send(self._pool, action[at : at + len(env_id)], env_id)
+            self._send(self._pool, rows_of(action, at, len(env_id)), env_id)
             at += len(env_id)
 
-    def _send(self, pool: Pool, action: NDArray[np.int32], env_id: NDArray[np.int32]) -> None:
+    def _send(self, pool: Pool, action: Arrays, env_id: NDArray[np.int32]) -> None:
         self._stepping_since[env_id] = self._looks
         try:
             pool.send(action, env_id)
@@ -335,7 +347,7 @@ class ActorSession:
             metrics.actor_env_seconds += now - began
             self._stepping_since[rows.env_id] = NOT_STEPPING
             request_id += 1
-            buffer = self._put_into_memory(rows.observation)
+            buffer = self._put_into_memory(rows, pool.spec)
             self._pending[request_id] = InFlight(rows.env_id, buffer, now)
             metrics.actor_requests["memory" if buffer else "message"] += 1
             metrics.actor_steps += len(rows.env_id)
@@ -350,14 +362,18 @@ class ActorSession:
         before = self._before
         return measured(self._metrics).since(before)._replace(reconnects=before.reconnects)
 
-    def _put_into_memory(self, observation: NDArray[Any]) -> int:
+    def _put_into_memory(self, rows: Rows, spec: EnvSpec) -> int:
         """The shared buffer that the observations are in now; 0 if there is none for them."""
         memory = self._memory
-        if memory is None or not self._free_buffers or observation.nbytes > memory.buffer_bytes:
+        if memory is None or not self._free_buffers:
+            return 0
+        size = codec.shared_bytes(spec, len(rows.env_id))
+        if size > memory.buffer_bytes:
             return 0
         buffer = self._free_buffers.popleft()
-        target = np.frombuffer(memory.bytes(buffer, observation.nbytes), observation.dtype)
-        np.copyto(target.reshape(observation.shape), observation)
+        places = codec.shared_leaves(memory.bytes(buffer, size), spec, len(rows.env_id))
+        for place, leaf in zip(places, leaves(rows.observation), strict=True):
+            np.copyto(np.frombuffer(place, leaf.dtype).reshape(leaf.shape), leaf)
         return buffer
 
     def _wait_for_group(self) -> bool:

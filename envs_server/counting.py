@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl.errors import ConfigError
-from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.specs import Arrays, ArraySpec, EnvSpec, discrete
 from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
 
 COUNTING = "counting"
@@ -42,7 +42,8 @@ class CountingPool:
             raise ConfigError(
                 f"env.options={job.options}: {COUNTING} takes size (of {SIGNATURE} or more), longest and step_seconds"
             )
-        self.spec = EnvSpec(ArraySpec((int(options["size"]),), "int32"), NUM_ACTIONS)
+        self._size = int(options["size"])
+        self.spec = EnvSpec(ArraySpec((self._size,), "int32"), discrete(NUM_ACTIONS))
         self._longest = int(options["longest"])
         self._step_seconds = float(options["step_seconds"])
         self._random = np.random.default_rng(job.seed)
@@ -62,12 +63,13 @@ class CountingPool:
         self._advance(env_id)
         signature = self._signature[env_id]
         self._waits[env_id] = True
-        repeats = -(-self.spec.observation.shape[0] // SIGNATURE)
-        observation = np.tile(signature, repeats)[:, : self.spec.observation.shape[0]]
+        repeats = -(-self._size // SIGNATURE)
+        observation = np.tile(signature, repeats)[:, : self._size]
         reward = (signature[:, AGE] > 0).astype(np.float32)
         return Rows(env_id, observation, reward, signature[:, FLAGS].astype(np.uint8))
 
-    def send(self, action: NDArray[np.int32], env_id: NDArray[np.int32]) -> None:
+    def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
+        assert not isinstance(action, dict)
         signature = self._signature[env_id]
         doubled = ~self._waits[env_id]
         if doubled.any():

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl.errors import ConfigError
-from seedrl.specs import DTYPES, ArraySpec, EnvSpec
+from seedrl.specs import DTYPES, Arrays, ArraySpec, EnvSpec, discrete
 from seedrl.wire.codec import ENDED, RESET, TERMINATED, Job, Rows
 
 MOCK = "mock"
@@ -21,10 +21,11 @@ class MockPool:
 
     def __init__(self, job: Job) -> None:
         options = {"shape": [1, 84, 84], "dtype": "uint8", "num_actions": 6, "episode_length": 1000, **job.options}
-        self.spec = EnvSpec(ArraySpec(tuple(options["shape"]), options["dtype"]), options["num_actions"])
+        observation = ArraySpec(tuple(options["shape"]), options["dtype"])
+        self.spec = EnvSpec(observation, discrete(options["num_actions"]))
         if len(options) > 4 or options["dtype"] not in DTYPES:
             raise ConfigError(f"env.options={job.options}: {MOCK} takes shape, dtype, num_actions and episode_length")
-        self._observation = _noise(self.spec.observation, job)
+        self._observation = _noise(observation, job)
         self._episode_length = int(options["episode_length"])
         self._row = np.zeros(job.num_envs, np.int64)  # of the episode; 0 is the reset row
         groups = np.arange(job.num_envs, dtype=np.int32).reshape(-1, job.group_size)
@@ -37,7 +38,7 @@ class MockPool:
         self._row[env_id] = np.where(flags & ENDED, 0, row + 1)
         return Rows(env_id, self._observation, (row > 0).astype(np.float32), flags)
 
-    def send(self, action: NDArray[np.int32], env_id: NDArray[np.int32]) -> None:
+    def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
         self._done_stepping.append(env_id)
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ def check_budget(budget: Budget, device: torch.device) -> None:
 
 def check_store(config: LearnerConfig, device: torch.device, spec: EnvSpec) -> None:
     """Refuses an actor's spaces if the store alone would not fit."""
-    needed = Store.bytes_needed(spec, **store_sizes(config, core_size=2 * config.model.lstm))
+    needed = Store.bytes_needed(spec, **store_sizes(config, core_size=max(2 * config.model.lstm, config.model.gru)))
     free = free_bytes(device)
     if free is not None and needed > free:
         raise Mismatch(

@@ -46,8 +46,10 @@ class Device(Enum):
 
 @dataclass
 class EnvConfig:
-    id: str = key("CartPole-v1", "envpool environment id")
-    options: dict[str, Any] = key({}, "keyword arguments for envpool.make, e.g. {episodic_life: true}")
+    id: str = key("CartPole-v1", "envpool id, or gymnasium:ID, or your.module:make for an environment of your own")
+    options: dict[str, Any] = key({}, "keyword arguments of its constructor, e.g. {episodic_life: true}")
+    processes: bool = key(False, "step environments that are not envpool's in processes instead of threads")
+    wrappers: list[str] = key([], "your.module:Wrapper around the pool, innermost first; envs_server/pool.py says how")
     frame_stack: int = key(1, "newest frames the policy sees at once, stacked by the learner along the first axis")
     frame_skip: int = key(1, "simulator frames per step; for reports only")
     keep: list[int] = key([], "entries of a vector observation the actor sends, e.g. [0,2]; empty sends all")
@@ -55,9 +57,14 @@ class EnvConfig:
 
 @dataclass
 class ModelConfig:
-    name: str = key("auto", "mlp | nature | impala | tiny | your.module:Class | auto (nature for images, else mlp)")
+    name: str = key(
+        "auto", "mlp | nature | impala | grid | tiny | your.module:Class | auto (nature or grid for images, else mlp)"
+    )
     layers: list[int] = key([64, 64], "layer sizes of mlp")
+    normalize: bool = key(False, "mlp: observations minus their running mean, in running standard deviations")
     lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for none")
+    gru: int = key(0, "units of a GRU instead")
+    squash: bool = key(False, "actions that are amounts come within their bounds by tanh instead of by clipping")
     options: dict[str, Any] = key({}, "keyword arguments for your own model class")
 
 
@@ -195,6 +202,10 @@ class ActorConfig:
     threads: int = key(0, "environment threads; 0 for one per core")
     patience: float = key(300.0, "seconds without a learner before the actor gives up")
     step_deadline: float = key(60.0, "seconds without any progress before the stream is given up")
+    modules: list[str] = key(
+        ["gymnasium"],
+        "Python modules that the learner may name in env.id and env.wrappers, e.g. [gymnasium,mygame]",
+    )
     max_env_failures: int = key(10, "times within ten minutes that failed environments are made anew before it ends")
     metrics: str = key("", "HOST:PORT of this actor's own /metrics, port 0 for any free one; empty for none")
     security: SecurityConfig = group(SecurityConfig)
@@ -257,6 +268,11 @@ class PlotConfig:
     out: str = key("compare.png", "the plot's file; .pdf and .svg work as well")
 
 
+def modules_of(env: EnvConfig) -> list[str]:
+    """Python modules that actors have to import for it."""
+    return [path.partition(":")[0] for path in (env.id, *env.wrappers) if ":" in path]
+
+
 def group_size(config: LearnerConfig) -> int:
     """Environments per request. A lock-step run has one group, so that rows always come in the same order."""
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
@@ -316,7 +332,9 @@ def check(config: LearnerConfig) -> None:
         f"actors.count={actors.count} × actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}",
     )
     _require(config.seed >= 0, f"seed={config.seed} must not be negative")
-    _require(config.model.lstm >= 0, f"model.lstm={config.model.lstm} must not be negative")
+    model = config.model
+    _require(min(model.lstm, model.gru) >= 0, f"model.lstm={model.lstm} or model.gru={model.gru} is negative")
+    _require(not (model.lstm and model.gru), f"model.lstm={model.lstm} and model.gru={model.gru}: one has to be 0")
     _require(min(config.model.layers, default=1) >= 1, f"model.layers={config.model.layers} must be positive")
     _require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
     _require(

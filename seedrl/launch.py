@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from seedrl.children import Child, Crashes, Process, signal_of, start_module
-from seedrl.config import LearnerConfig, check
+from seedrl.config import LearnerConfig, check, modules_of
 from seedrl.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.rundir import RunDirectory
@@ -172,6 +172,7 @@ class Supervisor:
             f"learner={_quoted(self._address)}",
             f"name=actor-{number}",
             f"threads={self._config.actors.threads}",
+            f"modules=[{','.join(modules_of(self._config.env))}]",
             f"security.token_file={_quoted(self._config.security.token_file)}",  # SEEDRL_TOKEN is inherited
         ]
         with self._log(number).open("ab") as log:

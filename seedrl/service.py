@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from seedrl.actions import Actions
 from seedrl.budget import budget_of, check_budget, check_store
 from seedrl.config import LearnerConfig, check, group_size, store_sizes, torch_threads
 from seedrl.context import ContextFile, State
@@ -157,8 +158,8 @@ class LearnerService:
         config = self.config
         device = self.device
         torch.set_num_threads(torch_threads(config))
-        stacked = EnvSpec(spec.observation.stacked(config.env.frame_stack), spec.num_actions)
-        model = build_model(config.model, stacked, config.seed).to(device)
+        actions = Actions(spec, config.model.squash)
+        model = build_model(config.model, spec.stacked(config.env.frame_stack), config.seed).to(device)
         core_size = core_size_of(model)
         budget = budget_of(config, spec, model, core_size)
         check_budget(budget, device)
@@ -167,12 +168,13 @@ class LearnerService:
         policy = Policy(model, version=0)
         self.policy = policy
         self.learner = Learner(
-            config, model, self.store, policy, self.learning, env_steps=lambda: self.serving.env_steps
+            config, model, actions, self.store, policy, self.learning, env_steps=lambda: self.serving.env_steps
         )
         self.resumable = Resumable(self.learner, generator, self.serving, self.learning, spec)
         self.inference = inference = Inference(
             policy,
-            Slots(config.serving.max_slots, config.env.frame_stack, core_size, device),
+            actions,
+            Slots(config.serving.max_slots, actions, config.env.frame_stack, core_size, device),
             self.store,
             self.serving,
             generator=generator,

@@ -1,10 +1,11 @@
 """What a checkpoint of a run holds and how it is put back. Knows the parts of the learner; not when to save."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from google.protobuf.json_format import MessageToDict, ParseDict
 from torch import nn
 
 from seedrl.errors import ConfigError, RunDirectoryError
@@ -12,7 +13,9 @@ from seedrl.learning import checkpoint as files
 from seedrl.learning.checkpoint import Checkpoint
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics, ServingMetrics, restore_totals, totals_of
-from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.specs import EnvSpec
+from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire import codec
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Resumable:
             "generator": self.generator.get_state(),
         }
         state = {
-            "spec": asdict(self.spec),
+            "spec": MessageToDict(codec.encode_ready(self.spec).ready),
             "seconds": seconds,
             "serving": totals_of(self.serving),
             "learning": totals_of(self.learning),
@@ -67,9 +70,7 @@ def restore_counters(checkpoint: Checkpoint, serving: ServingMetrics, learning: 
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:
     """The spaces a run was trained on."""
-    spec = checkpoint.state["spec"]
-    observation = spec["observation"]
-    return EnvSpec(ArraySpec(tuple(observation["shape"]), observation["dtype"]), spec["num_actions"])
+    return codec.decode_ready(ParseDict(checkpoint.state["spec"], pb.Ready()))
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -24,9 +24,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seedrl.actions import Actions
 from seedrl.device import after_serving, finish, upload
-from seedrl.specs import EnvSpec
-from seedrl.types import ModelInput, ModelOutput, Unrolls
+from seedrl.specs import Arrays, ArraySpec, EnvSpec, each, leaves
+from seedrl.types import ModelInput, ModelOutput, Observation, Unrolls
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED
 
 Indices = NDArray[np.int64]
@@ -47,8 +48,8 @@ class Record(NamedTuple):
     reward: NDArray[np.float32]  # [N]
     flags: NDArray[np.uint8]  # [N]
     age: Indices  # [N]  rows since the episode began, at most frame_stack - 1
-    last_action: Indices  # [N]
-    action: Indices  # [N]
+    last_action: NDArray[Any]  # [N, ...]
+    action: NDArray[Any]  # [N, ...]
     policy_version: Indices  # [N], or [] for all alike: of the weights that chose the action
 
 
@@ -73,25 +74,23 @@ class Store:
         self.on_free: Callable[[], None] = lambda: None  # called, by whoever took or discarded, when entries are free
         self._rows = unroll_length + 1
         self._frame_rows = frame_stack - 1 + self._rows
-        self._observation_shape = spec.observation.stacked(frame_stack).shape
         self._device = device
+        actions = Actions(spec)
         entries = slots + capacity
         rows = entries * self._rows
 
-        self._frame_dtype: torch.dtype = getattr(torch, spec.observation.dtype)
-        self._word = _widest_word(spec.observation.nbytes)
-        words = spec.observation.nbytes // self._word.itemsize
-        self._frames = torch.empty(entries * self._frame_rows, words, dtype=self._word, device=device)
-        self._frame_bytes = self._frames.view(torch.uint8).numpy() if device.type == "cpu" else None
-        self._logits = torch.zeros(rows, spec.num_actions, device=device)
+        self._frames = each(
+            lambda leaf: Frames(leaf, entries * self._frame_rows, frame_stack, device), spec.observation
+        )
+        self._logits = torch.zeros(rows, spec.policy_size, device=device)
         self._value = torch.zeros(rows, device=device)
         self._core_state = torch.zeros(entries, core_size, device=device)
         self._host = Record(
             reward=np.zeros(rows, np.float32),
             flags=np.zeros(rows, np.uint8),
             age=np.zeros(rows, np.int64),
-            last_action=np.zeros(rows, np.int64),
-            action=np.zeros(rows, np.int64),
+            last_action=np.zeros((rows, *actions.shape), actions.dtype),
+            action=np.zeros((rows, *actions.shape), actions.dtype),
             policy_version=np.zeros(rows, np.int64),
         )
         self.slot = np.zeros(entries, np.int64)  # whose unroll an entry holds
@@ -105,7 +104,8 @@ class Store:
     @property
     def nbytes(self) -> int:
         """On the device."""
-        return sum(each.nbytes for each in (self._frames, self._logits, self._value, self._core_state))
+        frames = sum(leaf.nbytes for leaf in leaves(self._frames))
+        return frames + sum(column.nbytes for column in (self._logits, self._value, self._core_state))
 
     @classmethod
     def bytes_needed(cls, spec: EnvSpec, **sizes: int) -> int:
@@ -134,19 +134,14 @@ class Store:
 
     # Written by inference, one row of each of N entries at a time.
 
-    def write_frames(self, frame: Tensor, observation: NDArray[Any]) -> None:
+    def write_frames(self, frame: Tensor, observation: Arrays) -> None:
         """Observations [n, ...] at these indices [n], straight from where they arrived."""
-        if self._frame_bytes is not None:  # by numpy, which moves whole rows, from any address
-            rows = np.ascontiguousarray(observation).reshape(len(observation), -1)
-            self._frame_bytes[frame.numpy()] = rows.view(np.uint8)
-        else:
-            frames = upload(np.ascontiguousarray(observation), self._device)
-            self._frames.index_copy_(0, frame, frames.view(len(frames), -1).view(self._word))
+        for column, values in zip(leaves(self._frames), leaves(observation), strict=True):
+            column.write(frame, values)
 
-    def stacks(self, place: Place) -> Tensor:
+    def stacks(self, place: Place) -> Observation:
         """The stacked observations [N, frame_stack * C, ...] of these rows."""
-        frames = self._frames.index_select(0, place.stack)
-        return frames.view(self._frame_dtype).view(-1, *self._observation_shape)
+        return each(lambda column: column.stacks(place.stack), self._frames)
 
     def write_rows(self, place: Place, record: Record, output: ModelOutput) -> None:
         """Everything but the frames; all of it [N, ...]."""
@@ -176,7 +171,7 @@ class Store:
         stack = np.arange(self.frame_stack)
         source = (finished * self._frame_rows + self.unroll_length)[:, np.newaxis] + stack
         target = (fresh * self._frame_rows)[:, np.newaxis] + stack
-        self._copy((self._frames,), source.reshape(-1), target.reshape(-1))
+        self._copy([column.words for column in leaves(self._frames)], source.reshape(-1), target.reshape(-1))
 
     def _copy(self, columns: Sequence[Tensor], source: Indices, target: Indices) -> None:
         here, there = upload(np.stack((source, target)), self._device)
@@ -235,7 +230,7 @@ class Store:
 
         return Unrolls(
             inputs=ModelInput(
-                observation=self.stacks(place).view(*row.shape, *self._observation_shape),
+                observation=each(lambda stacks: stacks.view(*row.shape, *stacks.shape[1:]), self.stacks(place)),
                 reward=upload(record.reward, self._device),
                 last_action=upload(record.last_action, self._device),
                 reset=flag(RESET),
@@ -248,6 +243,32 @@ class Store:
             policy_version=record.policy_version,
             core_state=self._core_state.index_select(0, upload(entry, self._device)),
         )
+
+
+class Frames:
+    """The frames of one leaf of all observations, as rows of words on the device."""
+
+    def __init__(self, spec: ArraySpec, count: int, frame_stack: int, device: torch.device) -> None:
+        self._shape = spec.stacked(frame_stack).shape
+        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._word = _widest_word(spec.nbytes)
+        self._device = device
+        self.words = torch.empty(count, spec.nbytes // self._word.itemsize, dtype=self._word, device=device)
+        self._bytes = self.words.view(torch.uint8).numpy() if device.type == "cpu" else None
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes
+
+    def write(self, frame: Tensor, values: NDArray[Any]) -> None:
+        values = np.ascontiguousarray(values).reshape(len(values), -1)
+        if self._bytes is not None:  # by numpy, which moves whole rows, from any address
+            self._bytes[frame.numpy()] = values.view(np.uint8)
+        else:
+            self.words.index_copy_(0, frame, upload(values, self._device).view(self._word))
+
+    def stacks(self, stack: Tensor) -> Tensor:
+        return self.words.index_select(0, stack).view(self._dtype).view(-1, *self._shape)
 
 
 def _widest_word(nbytes: int) -> torch.dtype:

@@ -3,24 +3,34 @@
 Knows nothing of who makes or reads them. A row is one step: what the environment showed and what the policy did.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seedrl.specs import each
+
+Observation = Tensor | dict[str, Tensor]  # a tree: a plain tensor if the environment's observation is a plain array
+
 
 class ModelInput(NamedTuple):
     """What a model sees, time-major. Inference uses T+1 = 1."""
 
-    observation: Tensor  # [T+1, B, frame_stack * C, ...]  the environment's dtype
+    observation: Observation  # a tree of [T+1, B, frame_stack * C, ...]  the environment's dtypes
     reward: Tensor  # [T+1, B]  float32, received on arriving at this observation
-    last_action: Tensor  # [T+1, B]  int64, 0 on reset rows
+    last_action: Tensor  # [T+1, B, ...]  as in Unrolls; 0 on reset rows
     reset: Tensor  # [T+1, B]  bool, first row of an episode: core_state is zeroed before it
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> "ModelInput":
+        """The same of what a function makes of every tensor."""
+        observation, *others = self
+        return ModelInput(each(function, observation), *map(function, others))
 
 
 class ModelOutput(NamedTuple):
-    logits: Tensor  # [T+1, B, A]
+    logits: Tensor  # [T+1, B, P]  what actions are drawn from; see seedrl/actions.py
     value: Tensor  # [T+1, B]
 
 
@@ -30,8 +40,8 @@ class Unrolls(NamedTuple):
     inputs: ModelInput
     terminated: Tensor  # [T+1, B]  bool
     truncated: Tensor  # [T+1, B]  bool
-    action: Tensor  # [T+1, B]  int64
-    behavior_logits: Tensor  # [T+1, B, A]
+    action: Tensor  # [T+1, B, ...]  int64 [] for a single choice; see seedrl/actions.py for all others
+    behavior_logits: Tensor  # [T+1, B, P]
     behavior_value: Tensor  # [T+1, B]
     policy_version: NDArray[np.int64]  # [T+1, B]  of the weights that chose the action; on the host
     core_state: Tensor  # [B, S]  before row 0

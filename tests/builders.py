@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from seedrl.actions import Actions
 from seedrl.config import AlgorithmConfig, LearnerConfig, StopConfig
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
@@ -36,7 +37,7 @@ def model_input(spec: EnvSpec, rows: int, batch: int, *, seed: int = 0, resets: 
     return ModelInput(
         observation=observation,
         reward=torch.randn(rows, batch, generator=generator).masked_fill(reset, 0),
-        last_action=torch.randint(spec.num_actions, (rows, batch), generator=generator).masked_fill(reset, 0),
+        last_action=torch.randint(spec.policy_size, (rows, batch), generator=generator).masked_fill(reset, 0),
         reset=reset,
     )
 
@@ -128,7 +129,7 @@ def learner_parts(
     )
     policy, metrics = Policy(model, version=0), LearningMetrics()
     parts: LearnerParts
-    learner = Learner(config, model, store, policy, metrics, env_steps=lambda: parts.steps)
+    learner = Learner(config, model, Actions(spec), store, policy, metrics, env_steps=lambda: parts.steps)
     parts = LearnerParts(learner, store, policy, metrics, config, spec)
     return parts
 

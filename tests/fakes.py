@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.wire.codec import ENDED, RESET, TERMINATED, Job, Rows
 
@@ -30,7 +30,7 @@ class FakeClock:
 
 
 def make_spec(shape: tuple[int, ...] = (2,), dtype: str = "float32", num_actions: int = 3) -> EnvSpec:
-    return EnvSpec(ArraySpec(shape, dtype), num_actions)
+    return EnvSpec(ArraySpec(shape, dtype), discrete(num_actions))
 
 
 def make_job(num_envs: int = 4, group_size: int | None = None, **changes: Any) -> Job:
@@ -109,7 +109,7 @@ class TinyModel(nn.Module):
         size = int(np.prod(spec.observation.shape))
         self.core_size = core_size
         self.memory = nn.Linear(size, core_size) if core_size else None
-        self.heads = nn.Linear(size + core_size, spec.num_actions + 1)
+        self.heads = nn.Linear(size + core_size, spec.policy_size + 1)
 
     def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
         features = inputs.observation.flatten(2).float()

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from envs_server.pool import Pool
+from seedrl.actions import Actions
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.serving.inference import Answer, Inference
@@ -37,7 +38,7 @@ def make_rows(observation: Any, flags: Any = RESET, env_id: Sequence[int] | None
 
 
 def stacked(spec: EnvSpec, frames: int) -> EnvSpec:
-    return EnvSpec(spec.observation.stacked(frames), spec.num_actions)
+    return spec.stacked(frames)
 
 
 def make_model(spec: EnvSpec, core_size: int = 0) -> TinyModel:
@@ -65,7 +66,7 @@ class Rig:
         core_size = int(self.model.core_size)
         self.policy = Policy(self.model, version=0)
         self.metrics = ServingMetrics()
-        self.slots = Slots(slots, frame_stack, core_size, CPU)
+        self.slots = Slots(slots, Actions(spec), frame_stack, core_size, CPU)
         self.store = Store(
             spec,
             slots=slots,
@@ -78,6 +79,7 @@ class Rig:
         self.answers: list[Answer] = []
         self.inference = Inference(
             self.policy,
+            Actions(spec),
             self.slots,
             self.store,
             self.metrics,

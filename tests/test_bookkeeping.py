@@ -78,7 +78,7 @@ class FakeActor:
     def read(self, act: Any) -> None:
         """Every action has to be the one for its observation; a request that is not waited for has no place here."""
         answered = [self.waiting.pop(request_id) for request_id in act.request_id]
-        action = codec.decode_act(act, sum(len(rows.env_id) for rows in answered))
+        action = codec.decode_act(act, SPEC, sum(len(rows.env_id) for rows in answered))
         assert action.tolist() == [int(right) for rows in answered for right in right_action(rows.observation)]
 
 
@@ -248,8 +248,8 @@ class Learner(RuleBasedStateMachine):
         assert actor.session is not None
         outbox = self.server._outboxes[actor.session.id]
         while not outbox.empty():
-            message = outbox.get_nowait()
-            actor.session.unsent -= len(message.act.action) // codec.ACTION.itemsize
+            message, rows = outbox.get_nowait()
+            actor.session.unsent -= rows
             actor.read(message.act)
 
     def end(self, actor: FakeActor) -> None:

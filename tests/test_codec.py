@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted, Refused
-from seedrl.specs import DTYPES, ArraySpec, EnvSpec
+from seedrl.specs import DTYPES, ArraySpec, EnvSpec, discrete
 from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
@@ -39,6 +39,10 @@ def make_rows(n: int = 3, spec: EnvSpec = SPEC) -> Rows:
         reward=np.linspace(-1, 1, n, dtype=np.float32),
         flags=np.array([0, TERMINATED, TRUNCATED, RESET, RESET | TERMINATED], np.uint8)[np.arange(n) % 5],
     )
+
+
+def make_ready(shape: Any = (2,), dtype: str = "uint8", choices: Any = (3,)) -> pb.Ready:
+    return pb.Ready(observation=[pb.Array(shape=shape, dtype=dtype)], action=[pb.Action(choices=choices)])
 
 
 def make_step(n: int = 3, **changes: Any) -> StepParts:
@@ -103,7 +107,7 @@ def test_welcome_roundtrip_gives_same_job(groups: int, group_size: int, **fields
 def test_act_roundtrip_gives_same_actions(action: np.ndarray, request_id: int) -> None:
     act = through_the_wire(codec.encode_act([request_id, 7], action)).act
     assert act.request_id == [request_id, 7]
-    np.testing.assert_array_equal(codec.decode_act(act, len(action)), action)
+    np.testing.assert_array_equal(codec.decode_act(act, SPEC, len(action)), action)
 
 
 def test_hello_control_and_report_roundtrip_keep_their_fields() -> None:
@@ -183,14 +187,15 @@ def ints(*values: int) -> bytes:
         ({"reward": floats(0, np.nan, 0)}, InvalidMessage, "reward", "finite", "row 1"),
         ({"reward": floats(0, 0, np.inf)}, InvalidMessage, "reward", "finite", "row 2"),
         ({"reward": floats(np.inf, -np.inf, 0)}, InvalidMessage, "reward", "finite", "row 0"),
-        ({"observation": floats(0, 1)}, InvalidMessage, "observation", "36 bytes (3 rows of float32[3])", "saw 8"),
-        ({"observation": b""}, InvalidMessage, "observation", "36 bytes", "saw 0"),
-        ({"observation": floats(*[0] * 8, np.nan)}, InvalidMessage, "observation", "finite", "row 2"),
-        ({"observation": floats(*[0] * 3, -np.inf, *[0] * 5)}, InvalidMessage, "observation", "finite", "row 1"),
+        ({"observation": [floats(0, 1)]}, InvalidMessage, "observation", "36 bytes (3 rows of float32[3])", "saw 8"),
+        ({"observation": [b""]}, InvalidMessage, "observation", "36 bytes", "saw 0"),
+        ({"observation": []}, InvalidMessage, "observation", "1 blobs", "saw 0"),
+        ({"observation": [floats(*[0] * 8, np.nan)]}, InvalidMessage, "observation", "finite", "row 2"),
+        ({"observation": [floats(*[0] * 3, -np.inf, *[0] * 5)]}, InvalidMessage, "observation", "finite", "row 1"),
     ],
 )
 def test_decode_step_malformed_names_field_expected_and_seen(
-    changes: dict[str, bytes], error: type[Refused], field: str, expected: str, seen: str
+    changes: dict[str, Any], error: type[Refused], field: str, expected: str, seen: str
 ) -> None:
     with pytest.raises(error) as caught:
         codec.decode_step(make_step(**changes), SPEC, NUM_ENVS)
@@ -214,13 +219,12 @@ def test_decode_step_finite_numbers_with_overflowing_sum_are_accepted(dtype: str
 @pytest.mark.parametrize(
     ("ready", "field"),
     [
-        (pb.Ready(observation=pb.Array(shape=[2], dtype="object"), num_actions=3), "observation.dtype"),
-        (pb.Ready(observation=pb.Array(shape=[2], dtype=""), num_actions=3), "observation.dtype"),
-        (pb.Ready(observation=pb.Array(shape=[], dtype="uint8"), num_actions=3), "observation.shape"),
-        (pb.Ready(observation=pb.Array(shape=[2, 0], dtype="uint8"), num_actions=3), "observation.shape"),
-        (pb.Ready(observation=pb.Array(shape=[1] * 9, dtype="uint8"), num_actions=3), "observation.shape"),
-        (pb.Ready(observation=pb.Array(shape=[2], dtype="uint8"), num_actions=1), "num_actions"),
-        (pb.Ready(), "observation.dtype"),
+        (make_ready(shape=[2], dtype="object"), "observation.dtype"),
+        (make_ready(shape=[2], dtype=""), "observation.dtype"),
+        (make_ready(shape=[2, 0]), "observation.shape"),
+        (make_ready(shape=[1] * 9), "observation.shape"),
+        (make_ready(choices=[1]), "action.choices"),
+        (pb.Ready(), "observation"),
     ],
 )
 def test_decode_ready_malformed_names_field(ready: pb.Ready, field: str) -> None:
@@ -246,27 +250,27 @@ def test_decode_welcome_malformed_names_field(welcome: pb.Welcome, field: str) -
 
 def test_decode_hello_and_welcome_of_another_version_name_both_sides() -> None:
     """B6."""
-    with pytest.raises(Mismatch, match=r"^protocol_version: this learner speaks 1, the actor 7; install the same"):
+    with pytest.raises(Mismatch, match=r"^protocol_version: this learner speaks 2, the actor 7; install the same"):
         codec.decode_hello(pb.Hello(protocol_version=7))
-    with pytest.raises(Mismatch, match=r"^protocol_version: this actor speaks 1, the learner 0; install the same"):
+    with pytest.raises(Mismatch, match=r"^protocol_version: this actor speaks 2, the learner 0; install the same"):
         codec.decode_welcome(pb.Welcome(num_envs=1, group_size=1))
 
 
 def test_decode_hello_words_for_people_are_short_and_printable() -> None:
     long = "\x1b[2J\n" + "x" * 1000
-    greeting = codec.decode_hello(pb.Hello(protocol_version=1, actor_name=long, env_failure=long))
+    greeting = codec.decode_hello(pb.Hello(protocol_version=codec.PROTOCOL_VERSION, actor_name=long, env_failure=long))
     assert greeting.name == "?[2J?" + "x" * (codec.MAX_NAME - 5)
     assert greeting.env_failure == "?[2J?" + "x" * (codec.MAX_REASON - 5)
 
 
 def test_decode_hello_instance_that_is_no_id_is_refused_by_name() -> None:
     with pytest.raises(InvalidMessage, match=r"^instance: expected at most 64 characters, saw 65"):
-        codec.decode_hello(pb.Hello(protocol_version=1, instance=65 * "x"))
+        codec.decode_hello(pb.Hello(protocol_version=codec.PROTOCOL_VERSION, instance=65 * "x"))
 
 
 def test_decode_act_wrong_length_names_field() -> None:
     with pytest.raises(InvalidMessage, match=r"^action: expected 8 bytes \(2 rows of int32\), saw 12"):
-        codec.decode_act(pb.Act(action=ints(0, 1, 2)), rows=2)
+        codec.decode_act(pb.Act(action=[ints(0, 1, 2)]), SPEC, rows=2)
 
 
 BLOBS = ("env_id", "observation", "reward", "flags")
@@ -282,12 +286,17 @@ BLOBS = ("env_id", "observation", "reward", "flags")
 def test_decode_step_random_bytes_raises_only_refused(
     n: int, changes: dict[str, bytes], flips: list[tuple[str, int, int]], replace: bool
 ) -> None:
-    step = make_step(n, **(changes if replace else {}))
+    def as_sent(field: str, blob: bytes) -> Any:
+        return [blob] if field == "observation" else blob
+
+    changed = {field: as_sent(field, blob) for field, blob in changes.items()} if replace else {}
+    step = make_step(n, **changed)
     for field, position, mask in flips:  # single bytes: lengths stay right, so the deeper checks are reached
-        blob = bytearray(getattr(step, field))
+        value = getattr(step, field)
+        blob = bytearray(value[0] if field == "observation" else value)
         if position < len(blob):
             blob[position] ^= mask
-            step = step._replace(**{field: bytes(blob)})
+            step = step._replace(**{field: as_sent(field, bytes(blob))})
     try:
         rows = codec.decode_step(step, SPEC, NUM_ENVS)
     except Refused:
@@ -303,10 +312,10 @@ def test_decode_step_random_bytes_raises_only_refused(
 def test_decode_others_random_fields_raises_only_refused(blob: bytes, text: str, numbers: list[int]) -> None:
     first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
     attempts = [
-        lambda: codec.decode_ready(pb.Ready(observation=pb.Array(shape=numbers, dtype=text), num_actions=first)),
-        lambda: codec.decode_ready(pb.Ready(observation=pb.Array(shape=numbers, dtype="uint8"), num_actions=last)),
+        lambda: codec.decode_ready(make_ready(shape=numbers, dtype=text, choices=[first])),
+        lambda: codec.decode_ready(make_ready(shape=numbers, choices=[last])),
         lambda: codec.decode_welcome(make_welcome(env=pb.Env(options_json=text), num_envs=first, group_size=last)),
-        lambda: codec.decode_act(pb.Act(action=blob), rows=len(numbers)),
+        lambda: codec.decode_act(pb.Act(action=[blob]), SPEC, rows=len(numbers)),
     ]
     for attempt in attempts:
         try:
@@ -339,4 +348,4 @@ def test_decode_any_bytes_raises_only_refused(data: bytes) -> None:
 
 
 def test_spec_printed_reads_as_a_type() -> None:
-    assert str(EnvSpec(ArraySpec((1, 84, 84), "uint8"), 6)) == "observation uint8[1, 84, 84], 6 actions"
+    assert str(EnvSpec(ArraySpec((1, 84, 84), "uint8"), discrete(6))) == "observation uint8[1, 84, 84], 6 actions"

@@ -15,7 +15,7 @@ steps = st.builds(
     StepParts,
     request_id=st.integers(0, 2**64 - 1),
     env_id=blobs,
-    observation=st.one_of(blobs, st.integers(0, 20_000).map(bytes)),
+    observation=st.lists(st.one_of(st.binary(min_size=1), st.integers(1, 20_000).map(bytes)), max_size=3),
     reward=blobs,
     flags=blobs,
     buffer=st.integers(0, 2**32 - 1),
@@ -27,7 +27,14 @@ def generated(step: StepParts) -> pb.StreamRequest:
 
 
 def as_bytes(step: StepParts) -> StepParts:
-    return StepParts(step.request_id, *(bytes(blob) for blob in step[1:-1]), step.buffer)
+    return StepParts(
+        step.request_id,
+        bytes(step.env_id),
+        [bytes(blob) for blob in step.observation],
+        bytes(step.reward),
+        bytes(step.flags),
+        step.buffer,
+    )
 
 
 @given(steps)
@@ -67,14 +74,14 @@ def test_parse_other_messages_are_left_to_the_generated_code() -> None:
 
 def test_serialize_arrays_of_any_type_are_taken_as_their_bytes() -> None:
     ids, frames = np.arange(3, dtype=np.int32), np.arange(12, dtype=np.float32).reshape(3, 4)
-    step = StepParts(5, ids, frames, np.zeros(3, np.float32), np.zeros(3, np.uint8))
+    step = StepParts(5, ids, [frames], np.zeros(3, np.float32), np.zeros(3, np.uint8))
     parsed = parse(serialize(step))
     assert isinstance(parsed, StepParts)
-    np.testing.assert_array_equal(np.frombuffer(parsed.observation, np.float32).reshape(3, 4), frames)
+    np.testing.assert_array_equal(np.frombuffer(parsed.observation[0], np.float32).reshape(3, 4), frames)
 
 
 def test_parse_step_points_into_the_bytes_it_was_given() -> None:
-    data = serialize(StepParts(1, b"1234", b"observation", b"1234", b"1"))
+    data = serialize(StepParts(1, b"1234", [b"observation"], b"1234", b"1"))
     parsed = parse(data)
     assert isinstance(parsed, StepParts)
-    assert parsed.observation.obj is data
+    assert parsed.observation[0].obj is data

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from envs_server.pool import EnvPool
+from seedrl.actions import Actions
 from seedrl.config import ModelConfig
 from seedrl.models.build import build_model
-from seedrl.serving.inference import Noise, sample
+from seedrl.serving.inference import Noise
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows
@@ -333,13 +334,14 @@ def test_run_same_seed_gives_same_actions() -> None:
 
 
 def draw(logits: torch.Tensor) -> torch.Tensor:
-    return sample(logits, Noise(torch.Generator().manual_seed(0)).like(logits))
+    actions = Actions(make_spec(num_actions=logits.shape[1]))
+    return actions.choose(logits, Noise(actions, torch.Generator().manual_seed(0)).draw(len(logits)))
 
 
 def test_noise_is_never_used_twice_and_the_same_for_the_same_seed() -> None:
     def drawn(sizes: list[int]) -> torch.Tensor:
-        noise = Noise(torch.Generator().manual_seed(1), stock=8)
-        return torch.cat([noise.like(torch.zeros(size, 3)) for size in sizes])
+        noise = Noise(Actions(make_spec()), torch.Generator().manual_seed(1), stock=8)
+        return torch.cat([noise.draw(size) for size in sizes])
 
     numbers = drawn([3, 5, 8, 20, 1])
     assert len(numbers.unique()) == numbers.numel()
@@ -378,7 +380,7 @@ def test_run_observation_is_moved_once_and_trained_on_from_the_store(monkeypatch
     monkeypatch.setattr(rig.store, "write_frames", lambda frame, rows: (written.append(rows), write(frame, rows)))
     history = rig.play(rig.join([0, 1]), pool, steps=5)
     assert all(array is rows.observation for array, rows in zip(written, history, strict=True))
-    rig.store._frames.view(torch.uint8).fill_(77)  # training has no other source
+    rig.store._frames.words.view(torch.uint8).fill_(77)  # training has no other source
     unrolls = rig.store.take(2, timeout=0)
     assert unrolls is not None
     assert unrolls.inputs.observation.unique().tolist() == [77]

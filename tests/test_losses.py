@@ -14,10 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from seedrl.actions import Actions
 from seedrl.config import AlgorithmConfig
-from seedrl.learning.losses import LossParts, shaped_reward, vtrace_loss
+from seedrl.learning import losses
+from seedrl.learning.losses import LossParts, shaped_reward
 from seedrl.learning.vtrace import vtrace
 from seedrl.types import ModelInput, ModelOutput, Unrolls
+from tests.fakes import make_spec
 
 torch.set_num_threads(1)  # for tensors this small a second thread only waits
 
@@ -25,6 +28,13 @@ END, LIMIT, DISCOUNT = 6, 3, 0.9
 CONFIG = AlgorithmConfig(discount=DISCOUNT, entropy_cost=0.0)
 VALUES = torch.tensor([(1 - DISCOUNT ** (END - x)) / (1 - DISCOUNT) for x in range(END)])
 UNTRAINED = 20.0  # initial value of every position: bootstrapping from one that is never trained on shows
+
+
+def vtrace_loss(unrolls: Unrolls, output: ModelOutput, config: AlgorithmConfig, entropy_cost: float) -> LossParts:
+    """Of a single choice among as many actions as there are logits."""
+    actions = Actions(make_spec(num_actions=output.logits.shape[-1]))
+    return losses.vtrace_loss(unrolls, output, actions, config, entropy_cost)
+
 
 Rows = dict[str, Tensor]  # one environment after another in time, [rows]
 

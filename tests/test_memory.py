@@ -24,7 +24,7 @@ ROOM = 3  # rows of a buffer
 
 @pytest.fixture
 def offered() -> Iterator[OfferedBuffers]:
-    buffers = OfferedBuffers(buffers=2, buffer_bytes=ROOM * SPEC.observation.nbytes)
+    buffers = OfferedBuffers(buffers=2, buffer_bytes=codec.shared_bytes(SPEC, ROOM))
     yield buffers
     buffers.close()
 
@@ -142,8 +142,8 @@ def test_decode_step_copies_floats_before_it_checks_them() -> None:
     [
         (step_in(3), "buffer: expected 0 to 2, saw 3"),
         (step_in(2**32 - 1), "buffer: expected 0 to 2, saw 4294967295"),
-        (step_in(1, n=4), "flags: expected at most 3 rows in a buffer, saw 4"),
-        (step_in(1)._replace(observation=b"12"), "observation: expected nothing beside a buffer, saw 2 bytes"),
+        (step_in(1, n=4), "flags: expected rows of 48 bytes in a buffer, saw 4"),
+        (step_in(1)._replace(observation=[b"12"]), "observation: expected nothing beside a buffer, saw 1 blobs"),
     ],
 )
 def test_decode_step_out_of_bounds_is_refused_by_name(offered: SharedBuffers, step: StepParts, complaint: str) -> None:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import envpool
+import gymnasium
 import numpy as np
 import pytest
 
@@ -61,7 +62,7 @@ def test_recv_rows_equal_envpools_own(env_id: str, options: dict[str, Any]) -> N
         np.testing.assert_array_equal((rows.flags & TRUNCATED) != 0, truncated)
         np.testing.assert_array_equal((rows.flags & RESET) != 0, info["elapsed_step"] == 0)
         ends += np.count_nonzero(rows.flags & ENDED)
-        action = generator.integers(0, pool.spec.num_actions, ENVS).astype(np.int32)
+        action = generator.integers(0, pool.spec.policy_size, ENVS).astype(np.int32)
         pool.send(action, rows.env_id)
         envs.send(action, info["env_id"])
     assert ends >= 8
@@ -102,6 +103,8 @@ def test_recv_catch_terminates_after_nine_steps_with_a_reward() -> None:
 def test_recv_terminated_and_truncated_at_once_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
     both = np.array([True, True, False])
     envs = SimpleNamespace(
+        observation_space=gymnasium.spaces.Box(-1, 1, (2,)),
+        action_space=gymnasium.spaces.Discrete(3),
         async_reset=lambda: None,
         recv=lambda: (
             np.zeros((3, 2), np.float32),
@@ -112,7 +115,6 @@ def test_recv_terminated_and_truncated_at_once_is_terminated(monkeypatch: pytest
         ),
     )
     monkeypatch.setattr(pool_module, "_make", lambda job, threads: envs)
-    monkeypatch.setattr(pool_module, "_spec", lambda envs, job: make_spec())
     rows = make_pool(num_envs=3).recv()
     assert (rows.flags & ENDED).tolist() == [TERMINATED, TERMINATED, TRUNCATED]
     assert rows.reward.dtype == np.float32
@@ -181,26 +183,13 @@ def test_make_unknown_id_suggests_near_matches() -> None:
 
 
 def test_make_unknown_id_with_nothing_near_suggests_nothing() -> None:
-    with pytest.raises(ConfigError, match=r"^env\.id='§§§' is not an envpool environment$"):
+    with pytest.raises(ConfigError, match=r"^env\.id='§§§' is not an envpool environment; others"):
         make_pool("§§§")
-
-
-@pytest.mark.parametrize(
-    ("env_id", "seen"),
-    [
-        ("Ant-v4", r"has actions of Box.*; only discrete actions are supported"),
-        ("FrozenLake-v1", r"has observations of Discrete\(16\); only arrays are supported"),
-        ("MiniGrid-Empty-5x5-v0", r"has observations of Dict.*; only arrays are supported"),
-    ],
-)
-def test_make_unsupported_space_is_refused_by_name(env_id: str, seen: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{env_id} {seen}"):
-        make_pool(env_id)
 
 
 @pytest.mark.parametrize(("env_id", "keep"), [("CartPole-v1", [0, 4]), ("Catch-v0", [0])])
 def test_make_keep_that_does_not_fit_is_refused(env_id: str, keep: list[int]) -> None:
-    with pytest.raises(ConfigError, match=r"^env\.keep=\[.*\] does not fit observations of shape"):
+    with pytest.raises(ConfigError, match=r"^env\.keep=\[.*\] does not fit observations of"):
         make_pool(env_id, keep=keep)
 
 

@@ -6,12 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seedrl.actions import Actions
 from seedrl.serving.slots import Position, Slots
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED
+from tests.fakes import make_spec
 
 
 def make_slots(count: int = 4, frame_stack: int = 1) -> Slots:
-    return Slots(count, frame_stack, core_size=0, device=torch.device("cpu"))
+    return Slots(count, Actions(make_spec()), frame_stack, core_size=0, device=torch.device("cpu"))
 
 
 def indices(*values: int) -> np.ndarray:
@@ -42,7 +44,7 @@ def test_last_action_is_the_one_before_and_zero_where_an_episode_begins() -> Non
 
 
 def test_core_state_is_what_each_slot_remembered_last() -> None:
-    slots = Slots(3, frame_stack=1, core_size=2, device=torch.device("cpu"))
+    slots = Slots(3, Actions(make_spec()), frame_stack=1, core_size=2, device=torch.device("cpu"))
     slots.advance(indices(2, 0), indices(0, 0), torch.tensor([[2.0, 2.5], [0.0, 0.5]]))
     assert slots.core_state(indices(0, 1, 2)).tolist() == [[0.0, 0.5], [0.0, 0.0], [2.0, 2.5]]
 

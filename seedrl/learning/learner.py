@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from seedrl.actions import Actions
 from seedrl.config import LearnerConfig
 from seedrl.learning.losses import LossParts, vtrace_loss
 from seedrl.learning.optimizer import build_optimizer, clip_gradients, linear
@@ -24,12 +25,14 @@ class Learner:
         self,
         config: LearnerConfig,
         model: nn.Module,
+        actions: Actions,
         store: Store,
         policy: Policy,
         metrics: LearningMetrics,
         env_steps: Callable[[], int],
     ) -> None:
         self._config = config
+        self._actions = actions
         self._store = store
         self._policy = policy
         self._metrics = metrics
@@ -66,7 +69,7 @@ class Learner:
             group["lr"] = metrics.learning_rate
 
         output, _ = self.model(unrolls.inputs, unrolls.core_state)
-        parts = vtrace_loss(unrolls, output, algorithm, metrics.entropy_cost)
+        parts = vtrace_loss(unrolls, output, self._actions, algorithm, metrics.entropy_cost)
         timer.lap("forward")
         self.optimizer.zero_grad(set_to_none=True)
         parts.total.backward()
@@ -75,7 +78,7 @@ class Learner:
         self._step_if_finite(parts.total, grad_norm)
 
         metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
-        metrics.trained_steps += unrolls.action[1:].numel()
+        metrics.trained_steps += unrolls.terminated[1:].numel()
         metrics.unrolls_trained += unrolls.action.shape[1]
         metrics.updates += 1
         if metrics.updates % REPORT_EVERY == 1:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from seedrl.actions import Actions
 from seedrl.config import AlgorithmConfig
 from seedrl.learning.vtrace import vtrace
 from seedrl.types import ModelOutput, Unrolls
@@ -31,14 +31,14 @@ class LossParts(NamedTuple):
     kl: Tensor  # behavior ‖ target, for the actions taken
 
 
-def vtrace_loss(unrolls: Unrolls, output: ModelOutput, config: AlgorithmConfig, entropy_cost: float) -> LossParts:
+def vtrace_loss(
+    unrolls: Unrolls, output: ModelOutput, actions: Actions, config: AlgorithmConfig, entropy_cost: float
+) -> LossParts:
     ended = unrolls.terminated | unrolls.truncated
     valid_t = ~ended[:-1]
     action_t = unrolls.action[:-1]
-    log_policy_t = functional.log_softmax(output.logits[:-1], dim=-1)
-    behavior_log_policy_t = functional.log_softmax(unrolls.behavior_logits[:-1], dim=-1)
-    log_prob_t = _of_action(log_policy_t, action_t)
-    log_rho_t = log_prob_t.detach() - _of_action(behavior_log_policy_t, action_t)
+    log_prob_t = actions.log_prob(output.logits[:-1], action_t)
+    log_rho_t = log_prob_t.detach() - actions.log_prob(unrolls.behavior_logits[:-1], action_t)
 
     targets = vtrace(
         log_rho_t=log_rho_t,
@@ -55,7 +55,7 @@ def vtrace_loss(unrolls: Unrolls, output: ModelOutput, config: AlgorithmConfig, 
     weight = valid_t.float() / valid_t.sum().clamp(min=1)  # sums to 1 over valid transitions
     policy = -(weight * targets.pg_advantage * log_prob_t).sum()
     value = 0.5 * (weight * (targets.vs - output.value[:-1]).square()).sum()
-    entropy = -(weight * (log_policy_t.exp() * log_policy_t).sum(dim=-1)).sum()
+    entropy = (weight * actions.entropy(output.logits[:-1])).sum()
     total = policy + config.value_cost * value - entropy_cost * entropy
     with torch.no_grad():
         clipped_rho = (weight * (log_rho_t.exp() > config.rho_bar).float()).sum()
@@ -67,7 +67,3 @@ def shaped_reward(reward: Tensor, config: AlgorithmConfig) -> Tensor:
     """The reward as trained on; episode returns in reports stay raw."""
     reward = reward * config.reward_scale
     return reward.clamp(-config.reward_clip, config.reward_clip) if config.reward_clip > 0 else reward
-
-
-def _of_action(log_policy: Tensor, action: Tensor) -> Tensor:
-    return log_policy.gather(-1, action.unsqueeze(-1)).squeeze(-1)

@@ -5,16 +5,20 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from seedrl.actions import Actions
+from seedrl.specs import ChoiceSpec, EnvSpec, each
 from seedrl.types import ModelInput, ModelOutput
+
+FORBIDDEN = -1e9  # a logit that no other one is ever below; finite, so that zero times it is zero
 
 
 class Model(Protocol):
     """What seedrl needs of an `nn.Module`, yours included: `YourModel(spec, **options)` builds it.
 
     `spec` is the EnvSpec with frames already stacked. The recurrent state of one environment is a flat vector of
-    `core_size` floats (0 for none); it starts as zeros, and the model zeroes it wherever `inputs.reset` is true.
+    `core_size` floats (0 for none); it starts as zeros, and the model zeroes it wherever `inputs.reset` is true. Its
+    `logits` have `spec.policy_size` columns; seedrl/actions.py says what they mean.
     Parameters are registered as in any nn.Module.
     """
 
@@ -41,20 +45,21 @@ class Encoder(Protocol):
 
 
 class ActorCritic(nn.Module):
-    """An encoder, an optional LSTM, a policy head and a value head."""
+    """An encoder, an optional LSTM or GRU, a policy head and a value head."""
 
-    def __init__(self, encoder: nn.Module, size: int, num_actions: int, lstm: int) -> None:
+    def __init__(self, encoder: nn.Module, size: int, spec: EnvSpec, lstm: int = 0, gru: int = 0) -> None:
         super().__init__()
         self.encoder = encoder
-        self.core = LstmCore(size + num_actions + 1, lstm) if lstm else None
-        self.num_actions = num_actions
-        self.core_size = 2 * lstm
-        self.policy_head = scaled(nn.Linear(lstm or size, num_actions), gain=0.01)
-        self.value_head = scaled(nn.Linear(lstm or size, 1), gain=1.0)
+        self._actions = Actions(spec)
+        inputs = size + self._actions.feature_size + 1
+        self.core = LstmCore(inputs, lstm) if lstm else GruCore(inputs, gru) if gru else None
+        self.core_size = 2 * lstm or gru
+        self.policy_head = scaled(nn.Linear(lstm or gru or size, spec.policy_size), gain=0.01)
+        self.value_head = scaled(nn.Linear(lstm or gru or size, 1), gain=1.0)
 
     def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
         rows, batch = inputs.reward.shape
-        features = self.encoder(inputs.observation.flatten(0, 1)).view(rows, batch, -1)
+        features = self.encoder(each(lambda leaf: leaf.flatten(0, 1), inputs.observation)).view(rows, batch, -1)
         if self.core is not None:
             features = torch.cat([features, self._memories(inputs)], dim=-1)
             features, core_state = self.core(features, inputs.reset, core_state)
@@ -64,8 +69,7 @@ class ActorCritic(nn.Module):
 
     def _memories(self, inputs: ModelInput) -> Tensor:
         """What a recurrent policy remembers besides observations: its last action and its clipped reward."""
-        last_action = functional.one_hot(inputs.last_action, self.num_actions).float()
-        return torch.cat([last_action, inputs.reward.clamp(-1, 1).unsqueeze(-1)], dim=-1)
+        return torch.cat([self._actions.features(inputs.last_action), inputs.reward.clamp(-1, 1).unsqueeze(-1)], dim=-1)
 
 
 class LstmCore(nn.Module):
@@ -83,6 +87,52 @@ class LstmCore(nn.Module):
             hidden, cell = self.cell(feature, (hidden.masked_fill(reset_t, 0), cell.masked_fill(reset_t, 0)))
             outputs.append(hidden)
         return torch.stack(outputs), torch.cat([hidden, cell], dim=-1)
+
+
+class GruCore(nn.Module):
+    """The same with a GRU, whose state is one vector [B, units]."""
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(inputs, units)
+
+    def forward(self, features: Tensor, reset: Tensor, core_state: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = []
+        for feature, reset_t in zip(features, reset.unsqueeze(-1), strict=True):
+            core_state = self.cell(feature, core_state.masked_fill(reset_t, 0))
+            outputs.append(core_state)
+        return torch.stack(outputs), core_state
+
+
+class Masked(nn.Module):
+    """A model that never chooses what the environment forbids: the logits of those choices are out of reach."""
+
+    _columns: Tensor
+
+    def __init__(self, model: nn.Module, spec: EnvSpec) -> None:
+        super().__init__()
+        assert spec.mask is not None
+        self.model = model
+        self.core_size = core_size_of(model)
+        self._name = spec.mask
+        self.register_buffer("_columns", _choice_columns(spec), persistent=False)
+
+    def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        output, core_state = self.model(inputs, core_state)
+        assert isinstance(inputs.observation, dict)
+        columns = self._columns
+        newest = inputs.observation[self._name].flatten(2)[..., -len(columns) :] != 0  # of stacked frames
+        forbidden = torch.zeros_like(output.logits, dtype=torch.bool).index_copy(2, columns, ~newest)
+        return output._replace(logits=output.logits.masked_fill(forbidden, FORBIDDEN)), core_state
+
+
+def _choice_columns(spec: EnvSpec) -> Tensor:
+    """Which of the policy's numbers are logits of choices; a mask has an entry for each."""
+    columns, at = [], 0
+    for leaf in spec.actions:
+        columns += list(range(at, at + leaf.policy_size)) if isinstance(leaf, ChoiceSpec) else []
+        at += leaf.policy_size
+    return torch.tensor(columns)
 
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)

@@ -3,52 +3,83 @@
 import importlib
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from seedrl.config import ModelConfig
 from seedrl.errors import ConfigError
-from seedrl.models.base import ActorCritic
-from seedrl.models.images import ImageEncoder, impala_encoder, nature_encoder
+from seedrl.models.base import ActorCritic, Masked
+from seedrl.models.images import ImageEncoder, grid_encoder, impala_encoder, is_image, nature_encoder
 from seedrl.models.mlp import MlpEncoder, TinyEncoder
 from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.types import Observation
 
-BUILT_IN = ("mlp", "nature", "impala", "tiny")
-SMALLEST_IMAGE = {"nature": 36, "impala": 1}  # pixels each way, for the strides of the network
+BUILT_IN = ("mlp", "nature", "impala", "grid", "tiny")
+SMALLEST_IMAGE = {"nature": 36, "impala": 1, "grid": 3}  # pixels each way, for the strides of the network
+LeafEncoder = MlpEncoder | TinyEncoder | ImageEncoder
+IMAGES = {"nature": nature_encoder, "impala": impala_encoder, "grid": grid_encoder}
 
 
 def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:
     """A freshly initialised model for observations as `spec` gives them, frames already stacked."""
     torch.manual_seed(seed)
+    model = _own_model(config, spec) if ":" in config.name else _actor_critic(config, spec)
+    return model if spec.mask is None else Masked(model, spec)
+
+
+def _actor_critic(config: ModelConfig, spec: EnvSpec) -> ActorCritic:
+    if config.name not in ("auto", *BUILT_IN):
+        raise ConfigError(f"model.name={config.name!r} is not one of auto, {', '.join(BUILT_IN)} or your.module:Class")
+    observation = spec.observation
+    if isinstance(observation, dict):
+        encoder: Encoders | LeafEncoder = Encoders(config, observation, spec.mask)
+    else:
+        encoder = _encoder(config, observation)
+    return ActorCritic(encoder, encoder.size, spec, config.lstm, config.gru)
+
+
+class Encoders(nn.Module):
+    """One network for each leaf; their features are joined. A mask is no observation."""
+
+    def __init__(self, config: ModelConfig, observation: dict[str, ArraySpec], mask: str | None) -> None:
+        super().__init__()
+        seen = {name: leaf for name, leaf in observation.items() if name != mask}
+        if not any(_fits("impala", leaf) for leaf in seen.values()) and config.name in IMAGES:
+            raise ConfigError(f"model.name={config.name} needs an image among {', '.join(map(str, seen.values()))}")
+        self._names = list(seen)
+        encoders = [_encoder(config, leaf, among_others=True) for leaf in seen.values()]
+        self.encoders = nn.ModuleList(encoders)
+        self.size = sum(encoder.size for encoder in encoders)
+
+    def forward(self, observation: Observation) -> Tensor:
+        assert isinstance(observation, dict)
+        pairs = zip(self.encoders, self._names, strict=True)
+        return torch.cat([encoder(observation[name]) for encoder, name in pairs], dim=-1)
+
+
+def _encoder(config: ModelConfig, observation: ArraySpec, among_others: bool = False) -> LeafEncoder:
+    """For one leaf. Among others, a network for images is meant for those that are images."""
     name = config.name
-    if name == "auto":
-        name = "nature" if _fits("nature", spec.observation) else "mlp"
-    if ":" in name:
-        return _own_model(name, config, spec)
-    encoder = _encoder(name, config, spec.observation)
-    return ActorCritic(encoder, encoder.size, spec.num_actions, config.lstm)
-
-
-def _encoder(name: str, config: ModelConfig, observation: ArraySpec) -> MlpEncoder | TinyEncoder | ImageEncoder:
-    if name not in BUILT_IN:
-        raise ConfigError(f"model.name={name!r} is not one of auto, {', '.join(BUILT_IN)} or your.module:Class")
-    if name == "mlp":
-        return MlpEncoder(observation, list(config.layers))
-    if name == "tiny":
+    if name == "auto" or (among_others and name in IMAGES and not _fits(name, observation)):
+        name = next((each for each in ("nature", "grid") if _fits(each, observation)), "mlp")
+    if name == "tiny" and observation.shape:
         return TinyEncoder(observation)
+    if name not in IMAGES:
+        return MlpEncoder(observation, list(config.layers), config.normalize)
     if not _fits(name, observation):
         size = SMALLEST_IMAGE[name]
         raise ConfigError(
             f"model.name={name} needs images [channels, height, width] of {size}×{size} or more; "
             f"observations are {observation}; set model.name=mlp"
         )
-    return nature_encoder(observation) if name == "nature" else impala_encoder(observation)
+    return IMAGES[name](observation)
 
 
 def _fits(name: str, observation: ArraySpec) -> bool:
-    return len(observation.shape) == 3 and min(observation.shape[1:]) >= SMALLEST_IMAGE[name]
+    return is_image(observation, SMALLEST_IMAGE[name])
 
 
-def _own_model(path: str, config: ModelConfig, spec: EnvSpec) -> nn.Module:
+def _own_model(config: ModelConfig, spec: EnvSpec) -> nn.Module:
+    path = config.name
     module_name, _, class_name = path.partition(":")
     try:
         model = getattr(importlib.import_module(module_name), class_name)(spec, **config.options)

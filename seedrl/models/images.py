@@ -1,4 +1,7 @@
-"""Networks for uint8 images: of DQN (Mnih et al. 2015) and the deep one of IMPALA (Espeholt et al. 2018)."""
+"""Networks for images: of DQN (Mnih et al. 2015), the deep one of IMPALA (Espeholt et al. 2018), and one for grids.
+
+Images are [channels, height, width], or [height, width, channels] if there are no more than four of those.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -10,18 +13,20 @@ from seedrl.specs import ArraySpec
 class ImageEncoder(nn.Module):
     """A convolutional trunk and one linear layer, in channels_last layout: on CPU a third faster than NCHW."""
 
-    def __init__(self, observation: ArraySpec, trunk: nn.Module, size: int) -> None:
+    def __init__(self, observation: ArraySpec, trunk: nn.Module, size: int, unit: float | None = None) -> None:
         super().__init__()
-        self.centre = Centre(observation)
+        self._is_turned = not _has_channels_first(observation)
+        self.centre = Centre(ArraySpec(_channels_first(observation), observation.dtype), unit)
         self.trunk = trunk
         with torch.no_grad():
-            flat = trunk(torch.zeros(1, *observation.shape)).numel()
+            flat = trunk(torch.zeros(1, *_channels_first(observation))).numel()
         self.linear = scaled(nn.Linear(flat, size))
         self.size = size
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, observation: Tensor) -> Tensor:
-        return torch.relu(self.linear(self.trunk(self.centre(observation)).flatten(1)))
+        pixels = observation.permute(0, 3, 1, 2) if self._is_turned else observation
+        return torch.relu(self.linear(self.trunk(self.centre(pixels)).flatten(1)))
 
 
 class Centre(nn.Module):
@@ -35,9 +40,9 @@ class Centre(nn.Module):
     mean: Tensor
     seen: Tensor
 
-    def __init__(self, observation: ArraySpec) -> None:
+    def __init__(self, observation: ArraySpec, unit: float | None = None) -> None:
         super().__init__()
-        self.unit = 64 if observation.dtype == "uint8" else 0.25
+        self.unit = unit or (64 if observation.dtype == "uint8" else 0.25)
         self.register_buffer("mean", torch.zeros(1, *observation.shape))
         self.register_buffer("seen", torch.zeros(()))  # train batches
 
@@ -51,8 +56,24 @@ class Centre(nn.Module):
         return centred
 
 
+def is_image(observation: ArraySpec, smallest: int) -> bool:
+    """Whether these are images of so many pixels each way."""
+    shape = observation.shape
+    return len(shape) == 3 and not observation.values and min(_channels_first(observation)[1:]) >= smallest
+
+
+def _has_channels_first(observation: ArraySpec) -> bool:
+    first, _, last = observation.shape
+    return last > 4 or first <= 4
+
+
+def _channels_first(observation: ArraySpec) -> tuple[int, ...]:
+    first, second, third = observation.shape
+    return observation.shape if _has_channels_first(observation) else (third, first, second)
+
+
 def nature_encoder(observation: ArraySpec) -> ImageEncoder:
-    channels = observation.shape[0]
+    channels = _channels_first(observation)[0]
     trunk = nn.Sequential(
         scaled(nn.Conv2d(channels, 32, kernel_size=8, stride=4)),
         nn.ReLU(),
@@ -66,7 +87,7 @@ def nature_encoder(observation: ArraySpec) -> ImageEncoder:
 
 def impala_encoder(observation: ArraySpec) -> ImageEncoder:
     sections: list[nn.Module] = []
-    channels = observation.shape[0]
+    channels = _channels_first(observation)[0]
     for width in (16, 32, 32):
         sections += [
             nn.Conv2d(channels, width, kernel_size=3, padding=1),
@@ -76,6 +97,18 @@ def impala_encoder(observation: ArraySpec) -> ImageEncoder:
         ]
         channels = width
     return ImageEncoder(observation, nn.Sequential(*sections, nn.ReLU()), size=256)
+
+
+def grid_encoder(observation: ArraySpec) -> ImageEncoder:
+    """For worlds of few cells, where every one of them counts."""
+    channels = _channels_first(observation)[0]
+    trunk = nn.Sequential(
+        scaled(nn.Conv2d(channels, 32, kernel_size=3, padding=1)),
+        nn.ReLU(),
+        scaled(nn.Conv2d(32, 32, kernel_size=3, padding=1)),
+        nn.ReLU(),
+    )
+    return ImageEncoder(observation, trunk, size=128, unit=2.0)  # cells hold small numbers
 
 
 class ResidualBlock(nn.Module):

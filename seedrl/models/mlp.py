@@ -1,27 +1,71 @@
-"""Networks for vector observations, and a nearly free one for measuring."""
+"""Networks for vectors and categories, and a nearly free one for measuring."""
 
 import math
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from seedrl.models.base import scaled
 from seedrl.specs import ArraySpec
 
+SLOWEST = 0.001  # share of a train batch in running statistics, at least
+REACH = 10.0  # standard deviations
+
 
 class MlpEncoder(nn.Module):
-    def __init__(self, observation: ArraySpec, sizes: list[int]) -> None:
+    """Amounts as they are, or normalised; categories as one of many."""
+
+    def __init__(self, observation: ArraySpec, sizes: list[int], normalize: bool = False) -> None:
         super().__init__()
-        sizes = [math.prod(observation.shape), *sizes]
+        self._values = observation.values
+        inputs = math.prod(observation.shape) * (observation.values or 1)
+        self.normalize = Normalize(inputs) if normalize and not observation.values else nn.Identity()
         layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(sizes):
-            layers += [scaled(nn.Linear(inputs, outputs)), nn.Tanh()]
+        for before, after in pairwise([inputs, *sizes]):
+            layers += [scaled(nn.Linear(before, after)), nn.Tanh()]
         self.layers = nn.Sequential(*layers)
-        self.size = sizes[-1]
+        self.size = sizes[-1] if sizes else inputs
 
     def forward(self, observation: Tensor) -> Tensor:
-        features: Tensor = self.layers(observation.flatten(1).float())
+        rows = observation.flatten(1) if observation.dim() > 1 else observation.unsqueeze(1)
+        if self._values:
+            rows = functional.one_hot(rows.long(), self._values).flatten(1)
+        features: Tensor = self.layers(self.normalize(rows.float()))
         return features
+
+
+class Normalize(nn.Module):
+    """Rows [N, size] minus their running mean, in running standard deviations.
+
+    Both are learned in training only, and published and saved with the weights: what inference saw of a row is what
+    the weights of that version make of it.
+    """
+
+    mean: Tensor
+    square: Tensor
+    seen: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("square", torch.ones(size))  # mean square
+        self.register_buffer("seen", torch.zeros(()))  # train batches
+
+    def forward(self, rows: Tensor) -> Tensor:
+        variance = (self.square - self.mean.square()).clamp(min=1e-6)
+        normal = ((rows - self.mean) * variance.rsqrt()).clamp(-REACH, REACH)
+        if torch.is_grad_enabled():
+            self._learn(rows.detach())
+        return normal
+
+    @torch.no_grad()
+    def _learn(self, rows: Tensor) -> None:
+        self.seen += 1
+        share = (1 / self.seen).clamp(min=SLOWEST)
+        self.mean.lerp_(rows.mean(dim=0), share)
+        self.square.lerp_(rows.square().mean(dim=0), share)
 
 
 class TinyEncoder(nn.Module):

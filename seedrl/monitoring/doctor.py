@@ -145,7 +145,7 @@ def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding
     from seedrl.wire.codec import Job
 
     env = config.env
-    pool = make_pool(Job(1, env.id, dict(env.options), list(env.keep), num_envs=2, group_size=2, seed=1), threads=1)
+    pool = make_pool(Job(1, env.id, dict(env.options), list(env.keep), 2, 2, 1, wrappers=list(env.wrappers)), threads=1)
     try:
         rows = pool.recv()
     finally:
@@ -159,7 +159,7 @@ def messages(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     from seedrl.wire.memory import this_host
 
     SessionTable(config, job_seed=lambda session: session).agree(spec)
-    size = group_size(config) * spec.observation.nbytes
+    size = group_size(config) * spec.row_bytes
     where = "in shared memory on this machine" if config.serving.shared_memory and this_host() else "in messages"
     yield Finding(
         True, f"messages: {size / 1024:,.0f} KiB a request, {where}; {config.serving.max_message_mb} MiB allowed"
@@ -173,7 +173,7 @@ def memory(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     from seedrl.models.build import build_model
     from seedrl.store import Store
 
-    stacked = EnvSpec(spec.observation.stacked(config.env.frame_stack), spec.num_actions)
+    stacked = spec.stacked(config.env.frame_stack)
     model = build_model(config.model, stacked, config.seed)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     store = Store.bytes_needed(spec, **store_sizes(config, core_size_of(model)))

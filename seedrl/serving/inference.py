@@ -12,16 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seedrl.actions import Actions
 from seedrl.device import upload
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import NOBODY, Indices, Slots
+from seedrl.specs import Arrays, each, rows_of
 from seedrl.store import Place, Record, Store
-from seedrl.types import ModelInput, ModelOutput
+from seedrl.types import ModelInput, ModelOutput, Observation
 from seedrl.wire.codec import RESET
 
-Answer = tuple[Request, NDArray[np.int64]]
+Answer = tuple[Request, Arrays]  # its actions
 
 
 class HostBatch(NamedTuple):
@@ -45,6 +47,7 @@ class Inference:
     def __init__(
         self,
         policy: Policy,
+        actions: Actions,
         slots: Slots,
         store: Store,
         metrics: ServingMetrics,
@@ -54,10 +57,11 @@ class Inference:
         answer: Callable[[list[Answer]], None],
     ) -> None:
         self._policy = policy
+        self._actions = actions
         self._slots = slots
         self._store = store
         self._metrics = metrics
-        self._noise = Noise(generator)
+        self._noise = Noise(actions, generator)
         self._device = device
         self._answer = answer
         self._full = FullRows(np.zeros(0, np.int64), torch.zeros(0, 0))
@@ -66,10 +70,11 @@ class Inference:
     def warm_up(self, rows: int) -> None:
         """A forward pass that nobody waits for: in the first one libraries choose and allocate. Records nothing."""
         first = np.zeros(rows, np.int64)
-        observation = torch.zeros_like(self._store.stacks(self._store.place(first, first, first)))
+        observation = self._store.stacks(self._store.place(first, first, first))
         reward = torch.zeros(rows, device=self._device)
-        inputs = ModelInput(observation, reward, reward.long(), reward.bool())
-        self._forward(inputs, torch.zeros_like(self._slots.core_state(first)))
+        last_action = upload(self._slots.last_action(first), self._device)
+        inputs = ModelInput(observation, reward, last_action, reward.bool())
+        self._forward(inputs.each(torch.zeros_like), torch.zeros_like(self._slots.core_state(first)))
 
     @torch.inference_mode()
     def run(self, requests: list[Request]) -> None:
@@ -94,9 +99,9 @@ class Inference:
         )
         timer.lap("copy")
         output, next_core_state, version = self._forward(inputs, core_state)
-        action = sample(output.logits, self._noise.like(output.logits)).cpu().numpy()
+        action = self._actions.choose(output.logits, self._noise.draw(len(batch.slots))).cpu().numpy()
         timer.lap("forward")
-        self._answer(_split(requests, action))
+        self._answer(_split(requests, self._actions.told(action)))
         self._count_answers(requests, version, timer.lap("reply"))
 
         record = Record(batch.reward, batch.flags, position.age, last_action, action, np.array(version))
@@ -144,20 +149,20 @@ class Inference:
         self._metrics.rows_dropped["partial_unroll"] += int(discarded.sum())
         self._metrics.unrolls_dropped["session_ended"] += int(np.count_nonzero(discarded))
 
-    def _observe(self, requests: list[Request], place: Place) -> Tensor:
+    def _observe(self, requests: list[Request], place: Place) -> Observation:
         """Moves the observations into the store; returns them stacked [N, ...]."""
         at = 0
         for request in requests:
             self._store.write_frames(place.frame[at : at + request.rows], request.content.observation)
             at += request.rows
         if len(requests) == 1 and self._store.frame_stack == 1:
-            return upload(requests[0].content.observation, self._device)  # what would be read back
+            (request,) = requests  # what would be read back
+            return each(lambda values: upload(values, self._device), request.content.observation)
         return self._store.stacks(place)
 
     def _forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor, int]:
         with self._policy.read() as (model, version):
-            one_row = ModelInput(*(tensor.unsqueeze(0) for tensor in inputs))
-            output, core_state = model(one_row, core_state)
+            output, core_state = model(inputs.each(lambda tensor: tensor.unsqueeze(0)), core_state)
         return ModelOutput(*(tensor.squeeze(0) for tensor in output)), core_state, version
 
     def _count(self, batch: HostBatch, resets: int) -> None:
@@ -182,26 +187,20 @@ class Inference:
 
 
 class Noise:
-    """Gumbel noise, drawn for many rows at once: a device is asked for random numbers now and then, not every batch."""
+    """Drawn for many rows at once: a device is asked for random numbers now and then, not every batch."""
 
-    def __init__(self, generator: torch.Generator, stock: int = 4096) -> None:
+    def __init__(self, actions: Actions, generator: torch.Generator, stock: int = 4096) -> None:
+        self._actions = actions
         self._generator = generator
         self._stock = stock  # rows
         self._rest = torch.empty(0, 0)
 
-    def like(self, logits: Tensor) -> Tensor:
-        """For logits [N, A], always with the same A."""
-        n = len(logits)
-        if len(self._rest) < n:
-            rows = torch.empty(max(n, self._stock), logits.shape[1], device=logits.device)
-            self._rest = rows.exponential_(generator=self._generator).log_().neg_()
-        noise, self._rest = self._rest[:n], self._rest[n:]
+    def draw(self, rows: int) -> Tensor:
+        """[rows, ...], as `Actions.choose` needs it."""
+        if len(self._rest) < rows:
+            self._rest = self._actions.noise(max(rows, self._stock), self._generator)
+        noise, self._rest = self._rest[:rows], self._rest[rows:]
         return noise
-
-
-def sample(logits: Tensor, noise: Tensor) -> Tensor:
-    """One action per row of logits [N, A], each with the probability that its logit stands for."""
-    return (logits + noise).argmax(dim=-1)
 
 
 def _join(requests: list[Request]) -> HostBatch:
@@ -216,9 +215,12 @@ def _join(requests: list[Request]) -> HostBatch:
     )
 
 
-def _split(requests: list[Request], action: Indices) -> list[Answer]:
-    answers, at = [], 0
+def _split(requests: list[Request], action: Arrays) -> list[Answer]:
+    if len(requests) == 1:
+        return [(requests[0], action)]
+    answers: list[Answer] = []
+    at = 0
     for request in requests:
-        answers.append((request, action[at : at + request.rows]))
+        answers.append((request, rows_of(action, at, request.rows)))
         at += request.rows
     return answers

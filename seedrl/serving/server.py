@@ -23,7 +23,7 @@ from seedrl.serving.batcher import Batcher
 from seedrl.serving.guard import TokenGuard
 from seedrl.serving.inference import Answer
 from seedrl.serving.sessions import OTHER_BYTES, Request, Session, SessionTable
-from seedrl.specs import EnvSpec
+from seedrl.specs import Arrays, EnvSpec, as_tree, leaves
 from seedrl.status import Status
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
@@ -43,7 +43,7 @@ SPARE_RPCS = 64  # calls beyond those: health, status, streams that are refused
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
 INTERNAL = "internal error of the learner"  # all that a peer is told of one
 
-Outbox = asyncio.Queue[pb.StreamResponse]
+Outbox = asyncio.Queue[tuple[pb.StreamResponse, int]]  # a message, and the rows that it answers
 
 # What goes wrong in a stream is said here, in one line. gRPC would add a traceback for every peer that vanishes.
 logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
@@ -126,10 +126,11 @@ class Server:
         for session_id, own in by_session.items():
             outbox = self._outboxes.get(session_id)
             if outbox is not None:
-                action = own[0][1] if len(own) == 1 else np.concatenate([each for _, each in own])
-                outbox.put_nowait(codec.encode_act([request.request_id for request, _ in own], action))
-                own[0][0].session.unsent += action.size
-                self._metrics.sent_bytes += action.size * codec.ACTION.itemsize
+                message = codec.encode_act([request.request_id for request, _ in own], _joined(own))
+                rows = sum(request.rows for request, _ in own)
+                outbox.put_nowait((message, rows))
+                own[0][0].session.unsent += rows
+                self._metrics.sent_bytes += sum(map(len, message.act.action))
 
     def _run(self) -> None:
         try:
@@ -164,7 +165,7 @@ class Server:
         goodbye = await self._farewell
         await self._health.enter_graceful_shutdown()
         for outbox in self._outboxes.values():
-            outbox.put_nowait(goodbye)
+            outbox.put_nowait((goodbye, 0))
         await self._wait_until_all_left(GOODBYE_SECONDS)
         await server.stop(grace=0.5)
 
@@ -259,7 +260,7 @@ class Server:
         writer = self._loop.create_task(_drain(outbox, session, context), name=f"writer-{session.id}")
         try:
             async with asyncio.timeout(None) as self._limits[session.id]:
-                outbox.put_nowait(self._farewell.result() if self._farewell.done() else codec.encode_welcome(job))
+                outbox.put_nowait((self._farewell.result() if self._farewell.done() else codec.encode_welcome(job), 0))
                 ready = await _receive(context, "ready", READY_SECONDS)
                 if ready is not None:
                     await self._serve_session(context, session, codec.decode_ready(ready), greeting)
@@ -278,7 +279,7 @@ class Server:
         self._sessions.agree(spec)
         memory = self._sessions.share(session, greeting.host)
         if memory is not None:
-            self._outboxes[session.id].put_nowait(codec.encode_memory(memory.offer))
+            self._outboxes[session.id].put_nowait((codec.encode_memory(memory.offer), 0))
         why = f"; before that, {greeting.env_failure}" if greeting.env_failure else ""
         self._say(f"learner: {session.name} joined with {len(session.slots)} environments{why}")
         session.heard = self._loop.time()
@@ -329,7 +330,7 @@ class Server:
         rows = codec.decode_step(step, spec, len(session.slots), session.memory)
         session.admit(rows, step.buffer)
         session.transport = "memory" if step.buffer else "message"
-        self._metrics.received_bytes[session.transport] += rows.observation.nbytes + OTHER_BYTES * len(rows.flags)
+        self._metrics.received_bytes[session.transport] += len(rows.flags) * (spec.row_bytes + OTHER_BYTES)
         return Request(session, step.request_id, rows, session.slots[rows.env_id], step.buffer, session.heard)
 
     def _count_report(self, new: codec.Measured) -> None:
@@ -341,6 +342,15 @@ class Server:
         metrics.actors_round_trip_seconds += new.round_trip_seconds
         metrics.actors_cpu_seconds += new.cpu_seconds
         metrics.actors_reconnects += new.reconnects > 0  # the first report of a session that is not its first
+
+
+def _joined(answers: list[Answer]) -> Arrays:
+    """Their actions, one after the other."""
+    first = answers[0][1]
+    if len(answers) == 1:
+        return first
+    columns = zip(*(leaves(action) for _, action in answers), strict=True)
+    return as_tree(first, [np.concatenate(column) for column in columns])
 
 
 async def _receive(context: Any, kind: str, seconds: float) -> Any:
@@ -362,6 +372,6 @@ def _kind(message: pb.StreamRequest | StepParts) -> str | None:
 
 async def _drain(outbox: Outbox, session: Session, context: Any) -> None:
     while True:
-        message = await outbox.get()
-        session.unsent -= len(message.act.action) // codec.ACTION.itemsize
+        message, rows = await outbox.get()
+        session.unsent -= rows
         await context.write(message)  # waits for an actor that does not read

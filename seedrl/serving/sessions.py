@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from seedrl.config import LearnerConfig, group_size
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
 from seedrl.specs import EnvSpec
-from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Greeting, Job, Measured, Rows
+from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Greeting, Job, Measured, Rows, shared_bytes
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
 
 REPORT_SLACK = 60.0  # seconds by which the two clocks of a session may differ
@@ -233,11 +233,11 @@ class SessionTable:
 
     def agree(self, spec: EnvSpec) -> None:
         """The first spaces announced become everybody's."""
-        largest = group_size(self.config) * (spec.observation.nbytes + OTHER_BYTES) + 64
+        largest = group_size(self.config) * (spec.row_bytes + OTHER_BYTES) + 1024
         limit = self.config.serving.max_message_mb * 1024 * 1024
         if largest > limit:
             raise Mismatch(
-                f"observation {spec.observation}: a group takes {largest} bytes and messages may have {limit}; "
+                f"spaces: of {spec}, a group takes {largest} bytes and messages may have {limit}; "
                 "raise serving.max_message_mb or actors.groups on the learner"
             )
         if not self.spec.done():
@@ -248,7 +248,7 @@ class SessionTable:
 
     def share(self, session: Session, host: str) -> OfferedBuffers | None:
         """Memory for an actor on this machine; None where there can be none, or where it is not worth it."""
-        size = group_size(self.config) * self.spec.result().observation.nbytes
+        size = shared_bytes(self.spec.result(), group_size(self.config))
         if not self.config.serving.shared_memory or not host or host != this_host() or size < WORTH_BYTES:
             return None
         session.memory = OfferedBuffers(len(session.slots) // group_size(self.config), size)
@@ -264,4 +264,6 @@ class SessionTable:
             num_envs=actors.envs,
             group_size=group_size(self.config),
             seed=self.job_seed(session.id),
+            processes=env.processes,
+            wrappers=list(env.wrappers),
         )

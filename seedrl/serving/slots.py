@@ -3,13 +3,14 @@
 Knows nothing of sessions beyond their ids, nor of how actions are chosen.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seedrl.actions import Actions
 from seedrl.device import upload
 from seedrl.wire.codec import ENDED, RESET
 
@@ -34,12 +35,12 @@ class FinishedEpisodes(NamedTuple):
 class Slots:
     """Owned by the server thread. Bookkeeping is numpy on the host; core_state is on the device."""
 
-    def __init__(self, count: int, frame_stack: int, core_size: int, device: torch.device) -> None:
+    def __init__(self, count: int, actions: Actions, frame_stack: int, core_size: int, device: torch.device) -> None:
         self.entry = np.arange(count)  # the store's entry each slot is writing
         self._next_row = np.zeros(count, np.int64)
         self._age = np.zeros(count, np.int64)
         self._max_age = frame_stack - 1
-        self._last_action = np.zeros(count, np.int64)
+        self._last_action = np.zeros((count, *actions.shape), actions.dtype)
         self._core_state = torch.zeros(count, core_size, device=device)
         self._session = np.zeros(count, np.int64)
         self._episode_return = np.zeros(count, np.float64)
@@ -61,7 +62,7 @@ class Slots:
         self._last_action[resets] = 0
         return Position(self.entry[slots], self._next_row[slots], self._age[slots])
 
-    def last_action(self, slots: Indices) -> Indices:
+    def last_action(self, slots: Indices) -> NDArray[Any]:
         """0 where an episode begins."""
         return self._last_action[slots]
 
@@ -71,7 +72,7 @@ class Slots:
             return self._core_state[: len(slots)]
         return self._core_state.index_select(0, upload(slots, self._core_state.device))
 
-    def advance(self, slots: Indices, action: Indices, core_state: Tensor) -> None:
+    def advance(self, slots: Indices, action: NDArray[Any], core_state: Tensor) -> None:
         """One more row of each is recorded: this is what was done there and remembered."""
         self._next_row[slots] += 1
         self._last_action[slots] = action

@@ -64,30 +64,52 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., session_id: _Optional[int] = ..., env: _Optional[_Union[Env, _Mapping]] = ..., num_envs: _Optional[int] = ..., group_size: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Env(_message.Message):
-    __slots__ = ("id", "options_json", "keep")
+    __slots__ = ("id", "options_json", "keep", "processes", "wrappers")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    WRAPPERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     options_json: str
     keep: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[str] = ..., options_json: _Optional[str] = ..., keep: _Optional[_Iterable[int]] = ...) -> None: ...
+    processes: bool
+    wrappers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., options_json: _Optional[str] = ..., keep: _Optional[_Iterable[int]] = ..., processes: bool = ..., wrappers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("observation", "num_actions")
+    __slots__ = ("observation", "action")
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
-    NUM_ACTIONS_FIELD_NUMBER: _ClassVar[int]
-    observation: Array
-    num_actions: int
-    def __init__(self, observation: _Optional[_Union[Array, _Mapping]] = ..., num_actions: _Optional[int] = ...) -> None: ...
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    observation: _containers.RepeatedCompositeFieldContainer[Array]
+    action: _containers.RepeatedCompositeFieldContainer[Action]
+    def __init__(self, observation: _Optional[_Iterable[_Union[Array, _Mapping]]] = ..., action: _Optional[_Iterable[_Union[Action, _Mapping]]] = ...) -> None: ...
 
 class Array(_message.Message):
-    __slots__ = ("shape", "dtype")
+    __slots__ = ("shape", "dtype", "name", "values")
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
-    def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
+    name: str
+    values: int
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., name: _Optional[str] = ..., values: _Optional[int] = ...) -> None: ...
+
+class Action(_message.Message):
+    __slots__ = ("name", "shape", "choices", "low", "high")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    low: _containers.RepeatedScalarFieldContainer[float]
+    high: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Memory(_message.Message):
     __slots__ = ("path", "token", "buffers", "buffer_bytes")
@@ -111,19 +133,19 @@ class Step(_message.Message):
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     env_id: bytes
-    observation: bytes
+    observation: _containers.RepeatedScalarFieldContainer[bytes]
     reward: bytes
     flags: bytes
     buffer: int
-    def __init__(self, request_id: _Optional[int] = ..., env_id: _Optional[bytes] = ..., observation: _Optional[bytes] = ..., reward: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., buffer: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., env_id: _Optional[bytes] = ..., observation: _Optional[_Iterable[bytes]] = ..., reward: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., buffer: _Optional[int] = ...) -> None: ...
 
 class Act(_message.Message):
     __slots__ = ("request_id", "action")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     request_id: _containers.RepeatedScalarFieldContainer[int]
-    action: bytes
-    def __init__(self, request_id: _Optional[_Iterable[int]] = ..., action: _Optional[bytes] = ...) -> None: ...
+    action: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, request_id: _Optional[_Iterable[int]] = ..., action: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("steps", "env_seconds", "wait_seconds", "requests", "round_trip_seconds", "cpu_seconds", "reconnects")

@@ -13,13 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted
-from seedrl.specs import DTYPES, ArraySpec, EnvSpec
+from seedrl.specs import (
+    DTYPES,
+    MASK,
+    ActionSpec,
+    Arrays,
+    ArraySpec,
+    ChoiceSpec,
+    EnvSpec,
+    NumberSpec,
+    as_tree,
+    leaves,
+    names,
+)
 from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.framing import StepParts
 from seedrl.wire.memory import Offer, SharedBuffers
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 TERMINATED, TRUNCATED, RESET = 1, 2, 4
 ENDED = TERMINATED | TRUNCATED
@@ -29,20 +41,21 @@ ENV_ID = np.dtype("<i4")
 UNSIGNED = np.dtype("<u4")
 REWARD = np.dtype("<f4")
 FLAGS = np.dtype("u1")
-ACTION = np.dtype("<i4")
 
 MAX_NAME = 128
 MAX_INSTANCE = 64
 MAX_REASON = 512
 MAX_RANK = 8
-MAX_ACTIONS = 65_536
+MAX_LEAVES = 64
+MAX_CHOICES = 65_536  # of all leaves together
+ALIGNED = 64  # bytes: where a leaf may begin in shared memory
 
 
 class Rows(NamedTuple):
     """The newest step of n environments."""
 
     env_id: NDArray[np.int32]  # [n]
-    observation: NDArray[Any]  # [n, ...]
+    observation: Arrays  # [n, ...]
     reward: NDArray[np.float32]  # [n]
     flags: NDArray[np.uint8]  # [n]  sum of TERMINATED, TRUNCATED, RESET
 
@@ -83,6 +96,13 @@ class Job(NamedTuple):
     num_envs: int
     group_size: int
     seed: int
+    processes: bool = False
+    wrappers: Sequence[str] = ()
+
+    @property
+    def modules(self) -> list[str]:
+        """Python modules that it asks to import."""
+        return [path.partition(":")[0] for path in (self.env_id, *self.wrappers) if ":" in path]
 
 
 def encode_hello(greeting: Greeting) -> pb.StreamRequest:
@@ -113,7 +133,13 @@ def decode_hello(hello: pb.Hello) -> Greeting:
 
 
 def encode_welcome(job: Job) -> pb.StreamResponse:
-    env = pb.Env(id=job.env_id, options_json=json.dumps(job.options), keep=job.keep)
+    env = pb.Env(
+        id=job.env_id,
+        options_json=json.dumps(job.options),
+        keep=job.keep,
+        processes=job.processes,
+        wrappers=job.wrappers,
+    )
     return pb.StreamResponse(
         welcome=pb.Welcome(
             protocol_version=PROTOCOL_VERSION,
@@ -146,23 +172,91 @@ def decode_welcome(welcome: pb.Welcome) -> Job:
         num_envs=welcome.num_envs,
         group_size=welcome.group_size,
         seed=welcome.seed,
+        processes=welcome.env.processes,
+        wrappers=tuple(welcome.env.wrappers),
     )
 
 
 def encode_ready(spec: EnvSpec) -> pb.StreamRequest:
-    observation = pb.Array(shape=spec.observation.shape, dtype=spec.observation.dtype)
-    return pb.StreamRequest(ready=pb.Ready(observation=observation, num_actions=spec.num_actions))
+    observation = [
+        pb.Array(name=name, shape=leaf.shape, dtype=leaf.dtype, values=leaf.values)
+        for name, leaf in zip(names(spec.observation), spec.observations, strict=True)
+    ]
+    action = [_encode_action(*named) for named in zip(names(spec.action), spec.actions, strict=True)]
+    return pb.StreamRequest(ready=pb.Ready(observation=observation, action=action))
+
+
+def _encode_action(name: str, leaf: ActionSpec) -> pb.Action:
+    if isinstance(leaf, ChoiceSpec):
+        return pb.Action(name=name, shape=leaf.shape, choices=leaf.sizes)
+    return pb.Action(name=name, shape=leaf.shape, low=leaf.low, high=leaf.high)
 
 
 def decode_ready(ready: pb.Ready) -> EnvSpec:
-    shape, dtype = tuple(ready.observation.shape), ready.observation.dtype
-    if dtype not in DTYPES:
-        raise InvalidMessage(f"observation.dtype: expected one of {', '.join(DTYPES)}, saw {dtype[:32]!r}")
-    if not 1 <= len(shape) <= MAX_RANK or 0 in shape:
-        raise InvalidMessage(f"observation.shape: expected 1 to {MAX_RANK} positive sizes, saw {list(shape[:10])}")
-    if not 2 <= ready.num_actions <= MAX_ACTIONS:
-        raise InvalidMessage(f"num_actions: expected 2 to {MAX_ACTIONS}, saw {ready.num_actions}")
-    return EnvSpec(ArraySpec(shape, dtype), ready.num_actions)
+    spec = EnvSpec(
+        _tree("observation", ready.observation, _decode_array),
+        _tree("action", ready.action, _decode_action),
+    )
+    choices = sum(leaf.policy_size for leaf in spec.actions if isinstance(leaf, ChoiceSpec))
+    if spec.policy_size > MAX_CHOICES:
+        raise InvalidMessage(f"action: expected at most {MAX_CHOICES} choices, saw {spec.policy_size}")
+    if spec.mask is not None:
+        _expect_mask(spec, choices)
+    return spec
+
+
+def _tree(field: str, messages: Sequence[Any], decode: Any) -> Any:
+    """The leaves as a tree: a plain one if there is one without a name."""
+    if not 1 <= len(messages) <= MAX_LEAVES:
+        raise InvalidMessage(f"{field}: expected 1 to {MAX_LEAVES} leaves, saw {len(messages)}")
+    found = [message.name for message in messages]
+    if found == [""]:
+        return decode(field, messages[0])
+    for name in found:
+        if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+            raise InvalidMessage(f"{field}.name: expected 1 to {MAX_NAME} printable characters, saw {name[:32]!r}")
+    if found != sorted(set(found)):
+        raise InvalidMessage(f"{field}.name: expected names in order, each once, saw {' '.join(found)[:256]}")
+    return {message.name: decode(field, message) for message in messages}
+
+
+def _decode_array(field: str, array: pb.Array) -> ArraySpec:
+    shape = _decode_shape(field, array.shape)
+    if array.dtype not in DTYPES:
+        raise InvalidMessage(f"{field}.dtype: expected one of {', '.join(DTYPES)}, saw {array.dtype[:32]!r}")
+    if array.values > MAX_CHOICES or (array.values and np.dtype(array.dtype).kind not in "iu"):
+        raise InvalidMessage(f"{field}.values: expected at most {MAX_CHOICES}, of integers, saw {array.values}")
+    return ArraySpec(shape, array.dtype, array.values)
+
+
+def _decode_action(field: str, action: pb.Action) -> ActionSpec:
+    shape = _decode_shape(field, action.shape)
+    count = math.prod(shape)
+    if action.choices:
+        if len(action.choices) != count or not 2 <= min(action.choices) <= max(action.choices) <= MAX_CHOICES:
+            raise InvalidMessage(
+                f"{field}.choices: expected {count} of 2 to {MAX_CHOICES}, saw {list(action.choices[:8])}"
+            )
+        return ChoiceSpec(tuple(action.choices), shape)
+    low, high = tuple(action.low), tuple(action.high)
+    if not len(low) == len(high) == count or not all(map(float.__lt__, low, high)):
+        raise InvalidMessage(
+            f"{field}.low, high: expected {count} each, low below high, saw {list(low[:8])} and {list(high[:8])}"
+        )
+    return NumberSpec(low, high, shape)
+
+
+def _decode_shape(field: str, shape: Sequence[int]) -> tuple[int, ...]:
+    if len(shape) > MAX_RANK or 0 in shape:
+        raise InvalidMessage(f"{field}.shape: expected up to {MAX_RANK} positive sizes, saw {list(shape[:10])}")
+    return tuple(shape)
+
+
+def _expect_mask(spec: EnvSpec, choices: int) -> None:
+    """A mask has one entry for each choice, in the order of the leaves of an action."""
+    leaf = spec.observation[spec.mask] if isinstance(spec.observation, dict) and spec.mask else None
+    if leaf is None or math.prod(leaf.shape) != choices or np.dtype(leaf.dtype).kind not in "biu":
+        raise InvalidMessage(f"observation.{MASK}: expected {choices} integers, one for each choice, saw {leaf}")
 
 
 def encode_memory(offer: Offer) -> pb.StreamResponse:
@@ -178,7 +272,7 @@ def encode_step(request_id: int, rows: Rows, buffer: int = 0) -> StepParts:
     return StepParts(
         request_id=request_id,
         env_id=np.ascontiguousarray(rows.env_id, ENV_ID),
-        observation=b"" if buffer else np.ascontiguousarray(rows.observation),
+        observation=[] if buffer else [np.ascontiguousarray(leaf) for leaf in leaves(rows.observation)],
         reward=np.ascontiguousarray(rows.reward, REWARD),
         flags=np.ascontiguousarray(rows.flags, FLAGS),
         buffer=buffer,
@@ -193,16 +287,12 @@ def decode_step(step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuf
         raise InvalidMessage(f"flags: expected 1 to {num_envs} rows, saw {n}")
     if buffer:
         observation = _shared_observation(step, spec, memory, n)
-    for field, blob, size, row in (
-        ("env_id", env_id, ENV_ID.itemsize, "int32"),
-        ("observation", observation, spec.observation.nbytes, spec.observation),
-        ("reward", reward, REWARD.itemsize, "float32"),
-    ):
-        if len(blob) != n * size:
-            raise InvalidMessage(f"{field}: expected {n * size} bytes ({n} rows of {row}), saw {len(blob)}")
+    for field, blob, dtype in (("env_id", env_id, ENV_ID), ("reward", reward, REWARD)):
+        if len(blob) != n * dtype.itemsize:
+            raise InvalidMessage(f"{field}: expected {n * 4} bytes ({n} rows of {dtype.name}), saw {len(blob)}")
     rows = Rows(
         env_id=np.frombuffer(env_id, ENV_ID),
-        observation=np.frombuffer(observation, spec.observation.dtype).reshape(n, *spec.observation.shape),
+        observation=_decode_observation(observation, spec, n),
         reward=np.frombuffer(reward, REWARD),
         flags=np.frombuffer(flags, FLAGS),
     )
@@ -212,22 +302,43 @@ def decode_step(step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuf
     if unknown := bytes(flags).translate(None, delete=KNOWN_FLAGS):
         raise InvalidMessage(f"flags: expected a sum of 1, 2 and 4, saw {max(unknown)}")
     _expect_finite("reward", rows.reward)
-    if rows.observation.dtype.kind == "f":
-        _expect_finite("observation", rows.observation)
     return rows
 
 
-def encode_act(request_ids: Sequence[int], action: NDArray[np.int64]) -> pb.StreamResponse:
-    return pb.StreamResponse(act=pb.Act(request_id=request_ids, action=action.astype(ACTION).tobytes()))
+def _decode_observation(blobs: Sequence[Any], spec: EnvSpec, n: int) -> Arrays:
+    expected = spec.observations
+    if len(blobs) != len(expected):
+        raise InvalidMessage(f"observation: expected {len(expected)} blobs, one of each leaf, saw {len(blobs)}")
+    found: list[NDArray[Any]] = []
+    for blob, leaf in zip(blobs, expected, strict=True):
+        size = n * leaf.nbytes
+        if len(blob) != size:
+            raise InvalidMessage(f"observation: expected {size} bytes ({n} rows of {leaf}), saw {len(blob)}")
+        values = np.frombuffer(blob, leaf.dtype).reshape(n, *leaf.shape)
+        if values.dtype.kind == "f":
+            _expect_finite("observation", values)
+        if leaf.values and not 0 <= values.min() <= values.max() < leaf.values:
+            raise InvalidMessage(f"observation: expected categories below {leaf.values}, saw {values.max()}")
+        found.append(values)
+    return as_tree(spec.observation, found)
 
 
-def decode_act(act: pb.Act, rows: int) -> NDArray[np.int32]:
+def encode_act(request_ids: Sequence[int], action: Arrays) -> pb.StreamResponse:
+    return pb.StreamResponse(act=pb.Act(request_id=request_ids, action=[leaf.tobytes() for leaf in leaves(action)]))
+
+
+def decode_act(act: pb.Act, spec: EnvSpec, rows: int) -> Arrays:
     """The actions of all Steps it answers, which have so many rows together."""
-    action = act.action
-    size = rows * ACTION.itemsize
-    if len(action) != size:
-        raise InvalidMessage(f"action: expected {size} bytes ({rows} rows of int32), saw {len(action)}")
-    return np.frombuffer(action, ACTION)
+    expected = spec.actions
+    if len(act.action) != len(expected):
+        raise InvalidMessage(f"action: expected {len(expected)} blobs, one of each leaf, saw {len(act.action)}")
+    found = []
+    for blob, leaf in zip(act.action, expected, strict=True):
+        size = rows * 4 * math.prod(leaf.shape)
+        if len(blob) != size:
+            raise InvalidMessage(f"action: expected {size} bytes ({rows} rows of {leaf.dtype}), saw {len(blob)}")
+        found.append(np.frombuffer(blob, leaf.dtype).reshape(rows, *leaf.shape))
+    return as_tree(spec.action, found)
 
 
 def encode_control(command: pb.Control.Command, reason: str) -> pb.StreamResponse:
@@ -296,18 +407,41 @@ def _printable(text: str, length: int) -> str:
     return "".join(char if char.isprintable() else "?" for char in text[:length])
 
 
-def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | None, n: int) -> memoryview:
+def shared_bytes(spec: EnvSpec, n: int) -> int:
+    """That the observations of n rows take in shared memory."""
+    return _places(spec, n)[-1].stop
+
+
+def shared_leaves(buffer: memoryview, spec: EnvSpec, n: int) -> list[memoryview]:
+    """Where each leaf of n rows is in shared memory."""
+    return [buffer[place] for place in _places(spec, n)]
+
+
+def _places(spec: EnvSpec, n: int) -> list[slice]:
+    places, at = [], 0
+    for leaf in spec.observations:
+        places.append(slice(at, at + n * leaf.nbytes))
+        at = -(-places[-1].stop // ALIGNED) * ALIGNED
+    return places
+
+
+def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | None, n: int) -> list[memoryview]:
     """The bytes of n rows in the buffer that a Step names."""
     if memory is None or not step.buffer <= memory.count:
         raise InvalidMessage(f"buffer: expected 0 to {memory.count if memory else 0}, saw {step.buffer}")
     if len(step.observation):
-        raise InvalidMessage(f"observation: expected nothing beside a buffer, saw {len(step.observation)} bytes")
-    if n * spec.observation.nbytes > memory.buffer_bytes:
-        room = memory.buffer_bytes // spec.observation.nbytes
-        raise InvalidMessage(f"flags: expected at most {room} rows in a buffer, saw {n}")
-    blob = memory.bytes(step.buffer, n * spec.observation.nbytes)
-    # Floats are checked, so they are copied first: the peer could change them after the look.
-    return memoryview(blob.tobytes()) if np.dtype(spec.observation.dtype).kind == "f" else blob
+        raise InvalidMessage(f"observation: expected nothing beside a buffer, saw {len(step.observation)} blobs")
+    size = shared_bytes(spec, n)
+    if size > memory.buffer_bytes:
+        raise InvalidMessage(
+            f"flags: expected rows of {memory.buffer_bytes} bytes in a buffer, saw {n} of {size} bytes"
+        )
+    found = shared_leaves(memory.bytes(step.buffer, size), spec, n)
+    # What is checked is copied first: the peer could change it after the look.
+    return [
+        memoryview(blob.tobytes()) if leaf.values or np.dtype(leaf.dtype).kind == "f" else blob
+        for blob, leaf in zip(found, spec.observations, strict=True)
+    ]
 
 
 def _expect_finite(field: str, values: NDArray[Any]) -> None:

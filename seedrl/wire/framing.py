@@ -6,6 +6,7 @@ read of the field; `parse` leaves them where gRPC put them and points there. Wha
 code writes, and whatever is not a plain Step is left to the generated code (tests/test_framing.py).
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -24,6 +25,7 @@ def _tag(message: Any, field: str, wire_type: int) -> int:
 STEP = _tag(pb.StreamRequest, "step", BYTES)
 NUMBERS = {_tag(pb.Step, name, VARINT): name for name in ("request_id", "buffer")}
 BLOBS = {_tag(pb.Step, name, BYTES): name for name in ("env_id", "observation", "reward", "flags")}
+OBSERVATION = _tag(pb.Step, "observation", BYTES)  # one of each leaf
 FIELDS = sorted({**NUMBERS, **BLOBS}.items())  # the order in which they are written
 
 
@@ -32,7 +34,7 @@ class StepParts(NamedTuple):
 
     request_id: int
     env_id: Any
-    observation: Any
+    observation: Sequence[Any]  # of each leaf
     reward: Any
     flags: Any
     buffer: int = 0
@@ -47,8 +49,10 @@ def serialize(message: pb.StreamRequest | StepParts) -> bytes:
         value = getattr(message, name)
         if tag in NUMBERS:
             body += [_varint(tag), _varint(value)] if value else []
-        elif len(blob := memoryview(value).cast("B")):
-            body += [_varint(tag), _varint(len(blob)), blob]
+            continue
+        for part in value if tag == OBSERVATION else (value,):
+            if len(blob := memoryview(part).cast("B")):
+                body += [_varint(tag), _varint(len(blob)), blob]
     size = sum(map(len, body))
     return b"".join([_varint(STEP), _varint(size), *body])
 
@@ -65,11 +69,11 @@ def parse(data: bytes) -> pb.StreamRequest | StepParts:
     if message.WhichOneof("message") != "step":
         return message
     step = message.step
-    return StepParts(step.request_id, step.env_id, step.observation, step.reward, step.flags, step.buffer)
+    return StepParts(step.request_id, step.env_id, tuple(step.observation), step.reward, step.flags, step.buffer)
 
 
 def _plain_step(data: bytes) -> StepParts | None:
-    """A Step and nothing else, every field at most once; None for anything else, however valid."""
+    """A Step and nothing else, every field but observations at most once; None for anything else, however valid."""
     try:
         tag, at = _read_varint(data, 0)
         size, at = _read_varint(data, at)
@@ -77,19 +81,24 @@ def _plain_step(data: bytes) -> StepParts | None:
             return None
         view = memoryview(data)
         fields: dict[str, Any] = {}
+        observation: list[memoryview] = []
         while at < len(data):
             tag, at = _read_varint(data, at)
             value, at = _read_varint(data, at)
             if tag in NUMBERS and NUMBERS[tag] not in fields and value < 1 << (32 if NUMBERS[tag] == "buffer" else 64):
                 fields[NUMBERS[tag]] = value
             elif tag in BLOBS and BLOBS[tag] not in fields and at + value <= len(data):
-                fields[BLOBS[tag]] = view[at : at + value]
+                blob = view[at : at + value]
                 at += value
+                if tag == OBSERVATION:
+                    observation.append(blob)
+                else:
+                    fields[BLOBS[tag]] = blob
             else:
                 return None
     except IndexError:  # the bytes end in the middle of a number
         return None
-    return StepParts(**{"request_id": 0, "env_id": b"", "observation": b"", "reward": b"", "flags": b"", **fields})
+    return StepParts(**{"request_id": 0, "env_id": b"", "reward": b"", "flags": b"", **fields}, observation=observation)
 
 
 def _varint(value: int) -> bytes:

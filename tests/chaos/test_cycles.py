@@ -40,7 +40,7 @@ def cycle(address: str, lost: Proxy | None) -> None:
         for request_id in range(1, STEPS + 1):
             rows = pool.recv()
             actor.send(codec.encode_step(request_id, rows))
-            action = codec.decode_act(actor.receive().act, len(rows.env_id))
+            action = codec.decode_act(actor.receive().act, SPEC, len(rows.env_id))
             pool.send(np.asarray(action, np.int32), rows.env_id)
         actor.send(codec.encode_step(STEPS + 1, pool.recv()))  # nobody will take the answer
         if lost:

@@ -29,11 +29,15 @@ else:
     from seedrl.wire.framing import StepParts, parse, serialize
 
 from seedrl.errors import Refused
-from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.specs import ArraySpec, EnvSpec, discrete, each, leaves
 from seedrl.v1 import inference_pb2 as pb
 
 NUM_ENVS = 4
-SPECS = (EnvSpec(ArraySpec((2,), "float32"), 3), EnvSpec(ArraySpec((1, 2, 2), "uint8"), 3))
+SPECS = (
+    EnvSpec(ArraySpec((2,), "float32"), discrete(3)),
+    EnvSpec(ArraySpec((1, 2, 2), "uint8"), discrete(3)),
+    EnvSpec({"a": ArraySpec((), "int64", 5), "b": ArraySpec((2,), "float32")}, {"x": discrete(2), "y": discrete(3)}),
+)
 
 
 def feed(data: bytes) -> None:
@@ -64,7 +68,7 @@ def _step(step: StepParts, spec: EnvSpec) -> None:
         return
     assert len(set(rows.env_id.tolist())) == len(rows.env_id)
     assert set(rows.env_id.tolist()) <= set(range(NUM_ENVS))
-    assert np.isfinite(rows.observation).all()
+    assert all(np.isfinite(leaf).all() for leaf in leaves(rows.observation))
     assert np.isfinite(rows.reward).all()
 
 
@@ -76,7 +80,7 @@ def _as_actor(data: bytes) -> None:
     if message.HasField("welcome"):
         codec.decode_welcome(message.welcome)
     elif message.HasField("act"):
-        codec.decode_act(message.act, rows=2)
+        codec.decode_act(message.act, SPECS[0], rows=2)
     elif message.HasField("memory"):
         codec.decode_memory(message.memory)
 
@@ -94,14 +98,14 @@ def examples() -> list[bytes]:
         *(codec.encode_step(1, _rows(spec)) for spec in SPECS),
     ]
     job = codec.Job(1, "Pong-v5", {"a": 1}, [0], num_envs=4, group_size=2, seed=1)
-    responses = [codec.encode_welcome(job), codec.encode_act([1], np.array([0, 1]))]
+    responses = [codec.encode_welcome(job), codec.encode_act([1], np.array([0, 1], np.int32))]
     return [*map(serialize, requests), *(response.SerializeToString() for response in responses)]
 
 
 def _rows(spec: EnvSpec) -> codec.Rows:
     return codec.Rows(
         env_id=np.array([0, 3], np.int32),
-        observation=np.ones((2, *spec.observation.shape), spec.observation.dtype),
+        observation=each(lambda leaf: np.ones((2, *leaf.shape), leaf.dtype), spec.observation),
         reward=np.zeros(2, np.float32),
         flags=np.full(2, codec.RESET, np.uint8),
     )

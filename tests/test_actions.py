@@ -1,0 +1,123 @@
+"""Distributions of actions against those of torch, which knows nothing of ours."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Normal
+
+from seedrl.actions import LARGEST, SMALLEST, Actions
+from seedrl.specs import ActionSpec, ArraySpec, ChoiceSpec, EnvSpec, NumberSpec, discrete
+
+INFINITY = float("inf")
+OBSERVATION = ArraySpec((2,), "float32")
+AMOUNTS = NumberSpec((-2.0, 0.0), (2.0, 10.0), (2,))
+TREES: dict[str, Any] = {
+    "discrete": discrete(4),
+    "multi-discrete": ChoiceSpec((3, 3, 2), (3,)),
+    "multi-binary": ChoiceSpec((2,) * 4, (2, 2)),
+    "box": AMOUNTS,
+    "dict": {"jump": discrete(3), "move": AMOUNTS, "keys": ChoiceSpec((2, 5), (2,))},
+}
+
+
+def make_actions(tree: Any, squash: bool = False) -> tuple[Actions, EnvSpec]:
+    spec = EnvSpec(OBSERVATION, tree)
+    return Actions(spec, squash), spec
+
+
+def parts_of(spec: EnvSpec, numbers: Tensor) -> list[Categorical | Normal]:
+    """One distribution of torch's for each entry of a recorded action."""
+    found: list[Categorical | Normal] = []
+    at = 0
+
+    def next_numbers(count: int) -> Tensor:
+        nonlocal at
+        at += count
+        return numbers[..., at - count : at]
+
+    def distributions(leaf: ActionSpec) -> list[Categorical | Normal]:
+        if isinstance(leaf, ChoiceSpec):
+            return [Categorical(logits=next_numbers(size)) for size in leaf.sizes]
+        mean, log_std = next_numbers(len(leaf.low)), next_numbers(len(leaf.low)).clamp(SMALLEST, LARGEST)
+        return [Normal(mean[..., each], log_std[..., each].exp()) for each in range(len(leaf.low))]
+
+    for leaf in spec.actions:
+        found += distributions(leaf)
+    assert at == spec.policy_size
+    return found
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_log_prob_and_entropy_are_those_of_torch(tree: Any) -> None:
+    actions, spec = make_actions(tree)
+    generator = torch.Generator().manual_seed(1)
+    numbers = 3 * torch.randn(5, 7, spec.policy_size, generator=generator)
+    action = actions.choose(numbers, actions.noise(5 * 7, generator).view(5, 7, -1))
+    assert action.shape == (5, 7, *actions.shape)
+    entries = action.unsqueeze(-1) if not actions.shape else action
+    theirs = parts_of(spec, numbers)
+    expected = sum(each.log_prob(entries[..., number]) for number, each in enumerate(theirs))
+    torch.testing.assert_close(actions.log_prob(numbers, action), expected)
+    torch.testing.assert_close(actions.entropy(numbers), sum(each.entropy() for each in theirs))
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_choose_draws_with_the_probabilities_that_log_prob_tells(tree: Any) -> None:
+    actions, spec = make_actions(tree)
+    rows = 20_000
+    numbers = torch.randn(spec.policy_size, generator=torch.Generator().manual_seed(2)).expand(rows, -1)
+    action = actions.choose(numbers, actions.noise(rows, torch.Generator().manual_seed(3)))
+    entries = action.unsqueeze(-1) if not actions.shape else action
+    for number, theirs in enumerate(parts_of(spec, numbers[:1])):
+        drawn = entries[:, number]
+        if isinstance(theirs, Categorical):
+            shares = torch.bincount(drawn.long(), minlength=theirs.probs.shape[-1]) / rows
+            torch.testing.assert_close(shares, theirs.probs[0], atol=0.015, rtol=0)
+        else:
+            torch.testing.assert_close(drawn.mean(), theirs.mean[0], atol=0.05, rtol=0.02)
+            torch.testing.assert_close(drawn.std(), theirs.stddev[0], atol=0.02, rtol=0.03)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_choose_without_noise_is_the_likeliest_action(tree: Any) -> None:
+    actions, spec = make_actions(tree)
+    numbers = torch.randn(9, spec.policy_size, generator=torch.Generator().manual_seed(4))
+    greedy = actions.choose(numbers, torch.zeros_like(actions.noise(9, torch.Generator())))
+    for seed in range(20):
+        other = actions.choose(numbers, actions.noise(9, torch.Generator().manual_seed(seed)))
+        assert (actions.log_prob(numbers, greedy) >= actions.log_prob(numbers, other)).all()
+
+
+def test_told_is_the_tree_that_the_environments_take() -> None:
+    actions, _ = make_actions(TREES["dict"])
+    told = actions.told(np.array([[2, -1, -1, 1, 4]], np.float32))
+    assert isinstance(told, dict)
+    assert {name: leaf.tolist() for name, leaf in told.items()} == {
+        "jump": [2],
+        "move": [[-2.0, 0.0]],
+        "keys": [[1, 4]],
+    }
+
+
+@pytest.mark.parametrize(("squash", "unit"), [(False, 1.0), (True, np.tanh(1.5))])
+def test_amounts_come_within_their_bounds(squash: bool, unit: float) -> None:
+    actions, _ = make_actions(AMOUNTS, squash)
+    told = actions.told(np.array([[1.5, -1.5], [0.0, 0.0]], np.float32))
+    np.testing.assert_allclose(told, [[2 * unit, 5 - 5 * unit], [0.0, 5.0]], rtol=1e-6)
+
+
+def test_amounts_without_bounds_are_what_was_drawn() -> None:
+    actions, _ = make_actions(NumberSpec((-INFINITY, 1.0), (INFINITY, INFINITY), (2,)))
+    np.testing.assert_allclose(actions.told(np.array([[7.5, -3.0]], np.float32)), [[7.5, 1.0]])
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_features_tell_actions_apart(tree: Any) -> None:
+    actions, spec = make_actions(tree)
+    drawn = actions.choose(torch.zeros(50, spec.policy_size), actions.noise(50, torch.Generator().manual_seed(5)))
+    features = actions.features(drawn)
+    assert features.shape == (50, actions.feature_size)
+    assert len(features.unique(dim=0)) == len(drawn.unique(dim=0))
