@@ -4,7 +4,7 @@ All it asks of one: `observation_space`, `action_space`, `reset(seed=…)` givin
 giving (observation, reward, terminated, truncated, info). An `action_mask` in info, as Gymnasium's Taxi has, becomes
 part of the observation.
 
-A group's environments are split among workers: threads, or processes where Python itself is what takes the time.
+A group's environments are split into shares: each has a thread, or a process where Python itself takes the time.
 """
 
 import importlib
@@ -188,15 +188,15 @@ class GymPool:
     def __init__(self, job: Job, threads: int, make_env: MakeEnv | None = None) -> None:
         make = make_env or job.env_id
         kind = RemoteEnvs if job.processes else Envs
-        workers = max(1, min(job.group_size, threads or len(os.sched_getaffinity(0))))
+        shares = max(1, min(job.group_size, threads or len(os.sched_getaffinity(0))))
         seeds = np.random.SeedSequence(job.seed).generate_state(job.num_envs) >> 1
         groups = np.arange(job.num_envs, dtype=np.int32).reshape(-1, job.group_size)
-        self._executor = ThreadPoolExecutor(workers * len(groups), "environments")
-        self._workers: dict[int, list[Any]] = {}  # first environment of the group → its workers
+        self._executor = ThreadPoolExecutor(shares * len(groups), "environments")
+        self._shares: dict[int, list[Any]] = {}  # first environment of the group → its shares
         for group in groups:
-            parts = [seeds[part].tolist() for part in np.array_split(group, workers)]
-            self._workers[int(group[0])] = list(self._executor.map(lambda part: kind(make, job.options, part), parts))
-        self.spec: EnvSpec = self._workers[0][0].spec
+            parts = [seeds[part].tolist() for part in np.array_split(group, shares)]
+            self._shares[int(group[0])] = list(self._executor.map(lambda part: kind(make, job.options, part), parts))
+        self.spec: EnvSpec = self._shares[0][0].spec
         self._stepping: deque[tuple[NDArray[np.int32], list[Future[Stepped]]]] = deque()
         for group in groups:
             self._stepping.append((group, [self._executor.submit(each.first) for each in self._of(group)]))
@@ -213,18 +213,18 @@ class GymPool:
         )
 
     def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
-        workers = self._of(env_id)
+        shares = self._of(env_id)
         futures, at = [], 0
-        for worker, part in zip(workers, np.array_split(env_id, len(workers)), strict=True):
-            futures.append(self._executor.submit(worker.step, rows_of(action, at, len(part))))
+        for share, part in zip(shares, np.array_split(env_id, len(shares)), strict=True):
+            futures.append(self._executor.submit(share.step, rows_of(action, at, len(part))))
             at += len(part)
         self._stepping.append((env_id, futures))
 
     def _of(self, group: NDArray[np.int32]) -> list[Any]:
-        return self._workers[int(group[0])]
+        return self._shares[int(group[0])]
 
     def close(self) -> None:
-        for workers in self._workers.values():
-            for worker in workers:
-                worker.close()
+        for shares in self._shares.values():
+            for share in shares:
+                share.close()
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -34,7 +34,16 @@ GENERATED = "seedrl.v1"
 
 # A module imports from its own row and from those above it. A name stands for the module or the whole package.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status", "seedrl.types"),
+    (
+        "seedrl",
+        "seedrl.config",
+        "seedrl.errors",
+        "seedrl.specs",
+        "seedrl.metrics",
+        "seedrl.status",
+        "seedrl.types",
+        "seedrl.actions",
+    ),
     ("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
     ("seedrl.device", "seedrl.policy", "seedrl.store"),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
@@ -53,6 +62,7 @@ BLIND = {"seedrl.serving", "seedrl.learning", "envs_server"}
 MAY_IMPORT: dict[str, set[str]] = {
     "torch": {
         "seedrl.types",
+        "seedrl.actions",
         "seedrl.device",
         "seedrl.models",
         "seedrl.policy",
@@ -75,8 +85,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "grpc_health": {"seedrl.serving.server"},
     "grpc_reflection": {"seedrl.serving.server"},
-    "google": {"seedrl.v1", "seedrl.wire.framing"},
+    "google": {"seedrl.v1", "seedrl.wire.framing", "seedrl.snapshot"},
     "envpool": {"envs_server.pool"},
+    "gymnasium": {"envs_server.gym"},
     "hydra": {"seedrl.commands"},
     "omegaconf": {"seedrl.commands"},
     "yaml": {"seedrl.rundir"},
@@ -214,7 +225,7 @@ print(*sorted({{"torch", "envpool", "matplotlib", "tensorboard", "wandb"}} & set
 # Dependencies
 
 ROLES = ("learner", "actor")
-OPTIONS = ("certs", "plot", "tensorboard", "wandb")  # extras that a role can do without
+OPTIONS = ("certs", "gymnasium", "plot", "tensorboard", "wandb")  # extras that a role can do without
 
 
 def declared(*extras: str) -> list[Requirement]:
@@ -288,7 +299,12 @@ def test_proto_answers_have_no_field_that_could_hold_weights() -> None:
         "Memory.token",
     }
     lists = [field for field in fields if field.is_repeated and field.message_type is None]
-    assert {field.full_name.removeprefix("seedrl.v1.") for field in lists} == {"Act.request_id", "Env.keep"}
+    assert {field.full_name.removeprefix("seedrl.v1.") for field in lists} == {
+        "Act.request_id",
+        "Act.action",
+        "Env.keep",
+        "Env.wrappers",
+    }
 
 
 # Settings
