@@ -409,7 +409,8 @@ def _printable(text: str, length: int) -> str:
 
 def shared_bytes(spec: EnvSpec, n: int) -> int:
     """That the observations of n rows take in shared memory."""
-    return _places(spec, n)[-1].stop
+    *_, last = _places(spec, n)
+    return int(last.stop)
 
 
 def shared_leaves(buffer: memoryview, spec: EnvSpec, n: int) -> list[memoryview]:
