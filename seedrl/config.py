@@ -64,6 +64,7 @@ class ModelConfig:
     normalize: bool = key(False, "mlp: observations minus their running mean, in running standard deviations")
     lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for none")
     gru: int = key(0, "units of a GRU instead")
+    popart: bool = key(False, "values in running units of their targets (PopArt), so that rewards may have any size")
     squash: bool = key(False, "actions that are amounts come within their bounds by tanh instead of by clipping")
     options: dict[str, Any] = key({}, "keyword arguments for your own model class")
 

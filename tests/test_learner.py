@@ -7,6 +7,7 @@ import torch
 
 from seedrl.config import AlgorithmConfig, Optimizer
 from seedrl.learning.learner import PATIENCE, REPORT_EVERY
+from seedrl.learning.losses import LossParts
 from tests.builders import LearnerParts, learner_parts, record, same, weights
 from tests.fakes import TinyModel, make_spec
 
@@ -169,7 +170,8 @@ def test_learner_loss_that_is_infinite_is_skipped_although_its_gradient_is_finit
     parts.record()
     parts.learner.update(timeout=0)  # gives parameters a gradient
     changed = weights(parts.learner.model)
-    parts.learner._step_if_finite(torch.tensor(math.inf), torch.tensor(1.0))
+    infinite = LossParts(*(torch.tensor(math.inf) for _ in LossParts._fields))
+    parts.learner._step_if_finite(infinite, torch.tensor(1.0))
     assert same(weights(parts.learner.model), changed)
     assert not same(changed, before)
     assert parts.metrics.skipped_updates == 1

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from seedrl.actions import Actions
 from seedrl.config import ModelConfig
 from seedrl.errors import ConfigError
-from seedrl.models.base import core_size_of
-from seedrl.models.build import build_model
+from seedrl.models.base import ActorCritic, Masked, PopArt, core_size_of, popart_of
+from seedrl.models.build import Encoders, build_model
 from seedrl.models.images import Centre, ImageEncoder
-from seedrl.models.mlp import MlpEncoder
-from seedrl.specs import EnvSpec
+from seedrl.models.mlp import MlpEncoder, Normalize
+from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.types import ModelInput
 from tests.builders import model_input, row_of, same, weights
 from tests.fakes import TinyModel, make_spec
@@ -241,3 +242,89 @@ def test_build_model_own_class_same_seed_gives_the_same_weights() -> None:
 def test_build_model_own_class_that_does_not_work_is_refused(name: str, options: dict[str, int], reason: str) -> None:
     with pytest.raises(ConfigError, match=f"^model.name={name} .*{reason}"):
         build_named(name, **options)
+
+
+# Values in units of their targets
+
+
+def make_popart(seed: int = 0) -> PopArt:
+    torch.manual_seed(seed)
+    return PopArt(nn.Linear(4, 1))
+
+
+def test_popart_rescaled_changes_no_value() -> None:
+    head, features = make_popart(), torch.randn(64, 4)
+    for mean, square in ((50.0, 4000.0), (-3.0, 90.0), (0.0, 0.0), (1e4, 2e8)):
+        before = head(features)
+        head.rescale(torch.tensor(mean), torch.tensor(square))
+        torch.testing.assert_close(head(features), before, rtol=1e-4, atol=1e-3)
+
+
+def test_popart_unit_and_mean_are_those_of_all_targets_so_far() -> None:
+    head, targets = make_popart(), 30 + 7 * torch.randn(10, 100, generator=torch.Generator().manual_seed(1))
+    for batch in targets:
+        head.rescale(batch.mean(), batch.square().mean())
+    torch.testing.assert_close(head.mean, targets.mean())
+    torch.testing.assert_close(head.unit, targets.std(correction=0), rtol=1e-3, atol=0)
+
+
+def test_popart_is_found_behind_a_mask() -> None:
+    spec = EnvSpec({"action_mask": ArraySpec((3,), "int8"), "state": ArraySpec((2,), "float32")}, discrete(3))
+    model = build_model(ModelConfig(popart=True), spec, seed=1)
+    assert isinstance(model, Masked)
+    assert isinstance(popart_of(model), PopArt)
+    assert popart_of(build_model(ModelConfig(), spec, seed=1)) is None
+
+
+# Observations in running units
+
+
+def test_normalize_uses_what_it_knew_before_and_learns_only_in_training() -> None:
+    normalize, rows = Normalize(2), torch.tensor([[1.0, 10.0], [3.0, 30.0]])
+    with torch.no_grad():
+        torch.testing.assert_close(normalize(rows), rows.clamp(-10, 10))
+    assert float(normalize.seen) == 0
+    normalize(rows)
+    torch.testing.assert_close(normalize.mean, torch.tensor([2.0, 20.0]))
+    with torch.no_grad():
+        torch.testing.assert_close(normalize(rows), torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
+
+
+def test_normalize_keeps_outliers_in_reach() -> None:
+    normalize = Normalize(1)
+    normalize(torch.randn(1000, 1))
+    with torch.no_grad():
+        assert normalize(torch.tensor([[1e9], [-1e9]])).tolist() == [[10.0], [-10.0]]
+
+
+# Choices that the environment forbids
+
+
+def test_masked_model_never_gives_a_forbidden_choice_a_chance() -> None:
+    spec = EnvSpec(
+        {"action_mask": ArraySpec((5,), "int8"), "state": ArraySpec((2,), "float32")},
+        {"first": discrete(2), "second": discrete(3)},
+    )
+    model = build_model(ModelConfig(), spec, seed=1)
+    mask = torch.tensor([[[1, 0, 0, 1, 1]], [[0, 1, 1, 0, 0]]], dtype=torch.int8)
+    observation = {"action_mask": mask, "state": torch.randn(2, 1, 2)}
+    inputs = ModelInput(observation, torch.zeros(2, 1), torch.zeros(2, 1, 2).long(), torch.zeros(2, 1).bool())
+    output, _ = model(inputs, torch.zeros(1, 0))
+    first, second = output.logits.split([2, 3], dim=-1)
+    chances = torch.cat([first.softmax(-1), second.softmax(-1)], dim=-1)
+    assert ((chances > 0) == (mask != 0)).all()
+    Actions(spec).entropy(output.logits).sum().backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_model_of_a_dict_joins_what_each_network_makes_of_its_leaf() -> None:
+    spec = EnvSpec(
+        {"goal": ArraySpec((), "int64", values=4), "image": ArraySpec((7, 7, 3), "uint8")},
+        discrete(3),
+    )
+    model = build_model(ModelConfig(layers=[16], gru=8), spec, seed=1)
+    assert isinstance(model, ActorCritic)
+    assert isinstance(model.encoder, Encoders)
+    assert [type(encoder) for encoder in model.encoder.encoders] == [MlpEncoder, ImageEncoder]
+    assert model.encoder.size == 16 + 128
+    assert model.core_size == 8

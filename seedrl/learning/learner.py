@@ -10,6 +10,7 @@ from seedrl.config import LearnerConfig
 from seedrl.learning.losses import LossParts, vtrace_loss
 from seedrl.learning.optimizer import build_optimizer, clip_gradients, linear
 from seedrl.metrics import LearningMetrics, Stopwatch
+from seedrl.models.base import popart_of
 from seedrl.policy import Policy
 from seedrl.store import Store
 from seedrl.types import Unrolls
@@ -38,6 +39,7 @@ class Learner:
         self._metrics = metrics
         self._env_steps = env_steps
         self.model = model
+        self._popart = popart_of(model)
         self.skipped_in_a_row = 0  # updates, up to the newest
         self.optimizer = build_optimizer(config.algorithm, model.parameters())
 
@@ -69,13 +71,14 @@ class Learner:
             group["lr"] = metrics.learning_rate
 
         output, _ = self.model(unrolls.inputs, unrolls.core_state)
-        parts = vtrace_loss(unrolls, output, self._actions, algorithm, metrics.entropy_cost)
+        unit = self._popart.unit if self._popart else 1.0
+        parts = vtrace_loss(unrolls, output, self._actions, algorithm, metrics.entropy_cost, unit)
         timer.lap("forward")
         self.optimizer.zero_grad(set_to_none=True)
         parts.total.backward()
         grad_norm = clip_gradients(self.model.parameters(), algorithm.max_grad_norm)
         timer.lap("backward")
-        self._step_if_finite(parts.total, grad_norm)
+        self._step_if_finite(parts, grad_norm)
 
         metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
         metrics.trained_steps += unrolls.terminated[1:].numel()
@@ -85,10 +88,12 @@ class Learner:
             self._report(parts, grad_norm)
         timer.lap("optimize")
 
-    def _step_if_finite(self, loss: Tensor, grad_norm: Tensor) -> None:
+    def _step_if_finite(self, parts: LossParts, grad_norm: Tensor) -> None:
         """The weights are finite and stay so: an update that would change that is left out."""
-        if torch.isfinite(loss + grad_norm):
+        if torch.isfinite(parts.total + grad_norm):
             self.optimizer.step()
+            if self._popart:
+                self._popart.rescale(parts.target_mean, parts.target_square)
             self.skipped_in_a_row = 0
         else:
             self._metrics.skipped_updates += 1

@@ -29,11 +29,19 @@ class LossParts(NamedTuple):
     entropy: Tensor
     clipped_rho: Tensor  # share of importance weights above rho_bar
     kl: Tensor  # behavior ‖ target, for the actions taken
+    target_mean: Tensor  # of the value targets
+    target_square: Tensor  # their mean square
 
 
 def vtrace_loss(
-    unrolls: Unrolls, output: ModelOutput, actions: Actions, config: AlgorithmConfig, entropy_cost: float
+    unrolls: Unrolls,
+    output: ModelOutput,
+    actions: Actions,
+    config: AlgorithmConfig,
+    entropy_cost: float,
+    unit: Tensor | float = 1.0,
 ) -> LossParts:
+    """`unit` is what advantages and errors of values are measured in."""
     ended = unrolls.terminated | unrolls.truncated
     valid_t = ~ended[:-1]
     action_t = unrolls.action[:-1]
@@ -53,14 +61,15 @@ def vtrace_loss(
     )
 
     weight = valid_t.float() / valid_t.sum().clamp(min=1)  # sums to 1 over valid transitions
-    policy = -(weight * targets.pg_advantage * log_prob_t).sum()
-    value = 0.5 * (weight * (targets.vs - output.value[:-1]).square()).sum()
+    policy = -(weight * targets.pg_advantage / unit * log_prob_t).sum()
+    value = 0.5 * (weight * ((targets.vs - output.value[:-1]) / unit).square()).sum()
     entropy = (weight * actions.entropy(output.logits[:-1])).sum()
     total = policy + config.value_cost * value - entropy_cost * entropy
     with torch.no_grad():
         clipped_rho = (weight * (log_rho_t.exp() > config.rho_bar).float()).sum()
         kl = -(weight * log_rho_t).sum()
-    return LossParts(total, policy, value, entropy, clipped_rho, kl)
+        target_mean, target_square = (weight * targets.vs).sum(), (weight * targets.vs.square()).sum()
+    return LossParts(total, policy, value, entropy, clipped_rho, kl, target_mean, target_square)
 
 
 def shaped_reward(reward: Tensor, config: AlgorithmConfig) -> Tensor:

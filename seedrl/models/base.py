@@ -10,6 +10,8 @@ from seedrl.actions import Actions
 from seedrl.specs import ChoiceSpec, EnvSpec, each
 from seedrl.types import ModelInput, ModelOutput
 
+SLOWEST = 0.001  # share of a train batch in running statistics, at least
+SMALLEST_UNIT = 0.01
 FORBIDDEN = -1e9  # a logit that no other one is ever below; finite, so that zero times it is zero
 
 
@@ -47,7 +49,9 @@ class Encoder(Protocol):
 class ActorCritic(nn.Module):
     """An encoder, an optional LSTM or GRU, a policy head and a value head."""
 
-    def __init__(self, encoder: nn.Module, size: int, spec: EnvSpec, lstm: int = 0, gru: int = 0) -> None:
+    def __init__(
+        self, encoder: nn.Module, size: int, spec: EnvSpec, lstm: int = 0, gru: int = 0, popart: bool = False
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self._actions = Actions(spec)
@@ -55,7 +59,8 @@ class ActorCritic(nn.Module):
         self.core = LstmCore(inputs, lstm) if lstm else GruCore(inputs, gru) if gru else None
         self.core_size = 2 * lstm or gru
         self.policy_head = scaled(nn.Linear(lstm or gru or size, spec.policy_size), gain=0.01)
-        self.value_head = scaled(nn.Linear(lstm or gru or size, 1), gain=1.0)
+        value = scaled(nn.Linear(lstm or gru or size, 1), gain=1.0)
+        self.value_head = PopArt(value) if popart else value
 
     def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
         rows, batch = inputs.reward.shape
@@ -102,6 +107,49 @@ class GruCore(nn.Module):
             core_state = self.cell(feature, core_state.masked_fill(reset_t, 0))
             outputs.append(core_state)
         return torch.stack(outputs), core_state
+
+
+class PopArt(nn.Module):
+    """A value head in units of its own targets (van Hasselt et al. 2016, arXiv:1602.07714): rewards may have any size.
+
+    `rescale` follows the targets and changes the weights so that no value changes.
+    """
+
+    mean: Tensor
+    square: Tensor
+    seen: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("square", torch.ones(()))  # mean square
+        self.register_buffer("seen", torch.zeros(()))  # train batches
+
+    @property
+    def unit(self) -> Tensor:
+        """The standard deviation of targets."""
+        return (self.square - self.mean.square()).clamp(min=SMALLEST_UNIT**2).sqrt()
+
+    def forward(self, features: Tensor) -> Tensor:
+        value: Tensor = self.linear(features) * self.unit + self.mean
+        return value
+
+    @torch.no_grad()
+    def rescale(self, mean: Tensor, square: Tensor) -> None:
+        """Takes in the mean and the mean square of the targets of a train batch."""
+        mean_before, unit_before = self.mean.clone(), self.unit
+        self.seen += 1
+        share = (1 / self.seen).clamp(min=SLOWEST)
+        self.mean.lerp_(mean, share)
+        self.square.lerp_(square, share)
+        self.linear.weight *= unit_before / self.unit
+        self.linear.bias.mul_(unit_before).add_(mean_before - self.mean).div_(self.unit)
+
+
+def popart_of(model: nn.Module) -> PopArt | None:
+    """The head of this kind that a model has, yours included."""
+    return next((module for module in model.modules() if isinstance(module, PopArt)), None)
 
 
 class Masked(nn.Module):

@@ -34,7 +34,7 @@ def _actor_critic(config: ModelConfig, spec: EnvSpec) -> ActorCritic:
         encoder: Encoders | LeafEncoder = Encoders(config, observation, spec.mask)
     else:
         encoder = _encoder(config, observation)
-    return ActorCritic(encoder, encoder.size, spec, config.lstm, config.gru)
+    return ActorCritic(encoder, encoder.size, spec, config.lstm, config.gru, config.popart)
 
 
 class Encoders(nn.Module):

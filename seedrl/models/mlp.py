@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seedrl.models.base import scaled
+from seedrl.models.base import SLOWEST, scaled
 from seedrl.specs import ArraySpec
 
-SLOWEST = 0.001  # share of a train batch in running statistics, at least
 REACH = 10.0  # standard deviations
 
 
