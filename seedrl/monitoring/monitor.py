@@ -163,7 +163,7 @@ class Monitor:
             "/": live_page,
             "/metrics": lambda: Page(self._exposition.text(), CONTENT_TYPE),
             "/status.json": lambda: _json(asdict(self.status())),
-            "/history.json": lambda: _json({"rows": [numbers_in(row) for row in self._history.rows()]}),
+            "/history.json": lambda: _json({"rows": self._history.rows()}),
             "/healthz": self._healthz,
             "/readyz": self._readyz,
         }
