@@ -73,6 +73,7 @@ class ModelConfig:
 class AlgorithmConfig:
     unroll_length: int = key(20, "steps of one environment per unroll (T)")
     batch_size: int = key(16, "unrolls per update (B)")
+    passes: int = key(1, "updates on each train batch: more learn more of every step and less of the newest")
     discount: float = key(0.99, "discount per step")
     rho_bar: float = key(1.0, "V-trace: clip of the importance weight in the value target")
     c_bar: float = key(1.0, "V-trace: clip of the trace coefficient")
@@ -305,6 +306,7 @@ def check(config: LearnerConfig) -> None:
     algorithm, serving, actors = config.algorithm, config.serving, config.actors
     _require(algorithm.unroll_length >= 1, f"algorithm.unroll_length={algorithm.unroll_length} must be at least 1")
     _require(algorithm.batch_size >= 1, f"algorithm.batch_size={algorithm.batch_size} must be at least 1")
+    _require(algorithm.passes >= 1, f"algorithm.passes={algorithm.passes} must be at least 1")
     _require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
     _require(config.stop.env_steps >= 1, f"stop.env_steps={config.stop.env_steps} must be at least 1")
     _require(config.checkpoint.keep >= 1, f"checkpoint.keep={config.checkpoint.keep} must be at least 1")

@@ -286,7 +286,8 @@ class LearnerService:
 
     def _is_in_step(self) -> bool:
         """Lock-step: no further step before every update that the finished unrolls allow."""
-        due = self.first_version + self.store.completed // self.config.algorithm.batch_size
+        algorithm = self.config.algorithm
+        due = self.first_version + self.store.completed // algorithm.batch_size * algorithm.passes
         return self.policy.version >= due
 
     def _learn(self) -> None:

@@ -238,3 +238,15 @@ def test_learner_trains_a_model_with_memory_from_its_core_state() -> None:
     after = weights(parts.learner.model)
     assert [name for name in before if torch.equal(before[name], after[name])] == []
     assert parts.metrics.kl == pytest.approx(0.0, abs=1e-6)
+
+
+def test_learner_passes_over_a_train_batch_are_updates_and_its_steps_count_once() -> None:
+    parts = learner_parts(AlgorithmConfig(passes=3))
+    parts.record()
+    before = weights(parts.learner.model)
+    assert parts.learner.update(timeout=0)
+    assert parts.metrics.updates == 3
+    assert parts.metrics.unrolls_trained == 2
+    assert parts.metrics.trained_steps == 6
+    assert not same(weights(parts.learner.model), before)
+    assert parts.store.ready == 0

@@ -44,7 +44,10 @@ class Learner:
         self.optimizer = build_optimizer(config.algorithm, model.parameters())
 
     def update(self, timeout: float) -> bool:
-        """Trains on the next train batch; false if there was none before the timeout. `publish` makes it count."""
+        """Trains on the next train batch; false if there was none before the timeout. `publish` makes it count.
+
+        Several passes over one batch are as many updates; V-trace corrects for the older ones.
+        """
         timer = Stopwatch(self._metrics.learner_seconds)
         batch_size = self._config.algorithm.batch_size
         self._store.wait_for(batch_size, timeout)
@@ -53,7 +56,11 @@ class Learner:
         if unrolls is None:
             return False
         timer.lap("gather")
-        self._train(unrolls, timer)
+        for _ in range(self._config.algorithm.passes):
+            self._train(unrolls, timer)
+        metrics = self._metrics
+        metrics.trained_steps += unrolls.terminated[1:].numel()
+        metrics.unrolls_trained += unrolls.terminated.shape[1]
         return True
 
     def publish(self) -> None:
@@ -81,8 +88,6 @@ class Learner:
         self._step_if_finite(parts, grad_norm)
 
         metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
-        metrics.trained_steps += unrolls.terminated[1:].numel()
-        metrics.unrolls_trained += unrolls.action.shape[1]
         metrics.updates += 1
         if metrics.updates % REPORT_EVERY == 1:
             self._report(parts, grad_norm)
