@@ -12,6 +12,7 @@ from seedrl.types import ModelInput, ModelOutput
 
 SLOWEST = 0.001  # share of a train batch in running statistics, at least
 SMALLEST_UNIT = 0.01
+INITIAL_LOG_STD = -0.5
 FORBIDDEN = -1e9  # a logit that no other one is ever below; finite, so that zero times it is zero
 
 
@@ -58,7 +59,7 @@ class ActorCritic(nn.Module):
         inputs = size + self._actions.feature_size + 1
         self.core = LstmCore(inputs, lstm) if lstm else GruCore(inputs, gru) if gru else None
         self.core_size = 2 * lstm or gru
-        self.policy_head = scaled(nn.Linear(lstm or gru or size, spec.policy_size), gain=0.01)
+        self.policy_head = policy_head(lstm or gru or size, spec)
         value = scaled(nn.Linear(lstm or gru or size, 1), gain=1.0)
         self.value_head = PopArt(value) if popart else value
 
@@ -107,6 +108,40 @@ class GruCore(nn.Module):
             core_state = self.cell(feature, core_state.masked_fill(reset_t, 0))
             outputs.append(core_state)
         return torch.stack(outputs), core_state
+
+
+def policy_head(size: int, spec: EnvSpec) -> nn.Module:
+    deviations = [column for column, is_one in enumerate(_deviation_columns(spec)) if is_one]
+    if not deviations:
+        return scaled(nn.Linear(size, spec.policy_size), gain=0.01)
+    return GaussianHead(size, spec.policy_size, deviations)
+
+
+class GaussianHead(nn.Module):
+    """Deviations of amounts are learned as they are, the same for every observation: a network would soon have them
+    vanish where it is sure of itself, and then a small step changes the policy beyond recognition."""
+
+    order: Tensor
+
+    def __init__(self, size: int, numbers: int, deviations: list[int]) -> None:
+        super().__init__()
+        others = [column for column in range(numbers) if column not in deviations]
+        self.linear = scaled(nn.Linear(size, len(others)), gain=0.01)
+        self.log_std = nn.Parameter(torch.full((len(deviations),), INITIAL_LOG_STD))
+        self.register_buffer("order", torch.tensor([*others, *deviations]).argsort(), persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        log_std = self.log_std.expand(*features.shape[:-1], -1)
+        return torch.cat([self.linear(features), log_std], dim=-1).index_select(-1, self.order)
+
+
+def _deviation_columns(spec: EnvSpec) -> list[bool]:
+    """Which of the policy's numbers are logarithms of deviations."""
+    columns: list[bool] = []
+    for leaf in spec.actions:
+        size = leaf.policy_size
+        columns += [False] * size if isinstance(leaf, ChoiceSpec) else [False] * (size // 2) + [True] * (size // 2)
+    return columns
 
 
 class PopArt(nn.Module):
