@@ -180,11 +180,11 @@ def hello(version: int) -> pb.StreamRequest:
 @pytest.mark.parametrize(
     ("messages", "code", "words"),
     [
-        ([hello(2)], Code.FAILED_PRECONDITION, ["protocol_version", "speaks 1", "the actor 2"]),
+        ([hello(3)], Code.FAILED_PRECONDITION, ["protocol_version", "speaks 2", "the actor 3"]),
         ([step_message()], Code.INVALID_ARGUMENT, ["expected hello", "saw step"]),
         ([pb.StreamRequest()], Code.INVALID_ARGUMENT, ["expected hello", "saw None"]),
-        ([hello(1), hello(1)], Code.INVALID_ARGUMENT, ["expected ready", "saw hello"]),
-        ([hello(1), step_message()], Code.INVALID_ARGUMENT, ["expected ready", "saw step"]),
+        ([hello(2), hello(2)], Code.INVALID_ARGUMENT, ["expected ready", "saw hello"]),
+        ([hello(2), step_message()], Code.INVALID_ARGUMENT, ["expected ready", "saw step"]),
     ],
     ids=["version", "no_hello", "empty", "hello_twice", "no_ready"],
 )
@@ -211,7 +211,7 @@ def test_stream_begun_wrongly_is_refused_by_name(
         (codec.encode_ready(make_spec((3,), num_actions=4)), Code.FAILED_PRECONDITION, ["spaces", "17 actions", "4"]),
         (codec.encode_ready(make_spec((3,), "complex64")), Code.INVALID_ARGUMENT, ["observation.dtype", "complex64"]),
         (codec.encode_ready(make_spec((0,))), Code.INVALID_ARGUMENT, ["observation.shape", "[0]"]),
-        (codec.encode_ready(make_spec((3,), num_actions=1)), Code.INVALID_ARGUMENT, ["num_actions", "saw 1"]),
+        (codec.encode_ready(make_spec((3,), num_actions=1)), Code.INVALID_ARGUMENT, ["action.choices", "saw [1]"]),
         (
             codec.encode_ready(make_spec((2**31, 2**31), "float64")),
             Code.FAILED_PRECONDITION,
@@ -231,7 +231,7 @@ def test_ready_with_wrong_spaces_is_refused_by_name(
     busy.steps_on()
 
 
-def rows_with(**changes: bytes) -> StepParts:
+def rows_with(**changes: Any) -> StepParts:
     """A valid first Step with some of its bytes replaced."""
     return step_message()._replace(**changes)
 
@@ -245,7 +245,7 @@ def poisoned(value: float) -> Any:
 @pytest.mark.parametrize(
     ("step", "code", "words"),
     [
-        (rows_with(observation=b"123"), Code.INVALID_ARGUMENT, ["observation", "48 bytes", "float32[3]", "saw 3"]),
+        (rows_with(observation=[b"123"]), Code.INVALID_ARGUMENT, ["observation", "48 bytes", "float32[3]", "saw 3"]),
         (rows_with(reward=b""), Code.INVALID_ARGUMENT, ["reward", "16 bytes", "saw 0"]),
         (rows_with(env_id=bytes(12)), Code.INVALID_ARGUMENT, ["env_id", "16 bytes", "saw 12"]),
         (rows_with(flags=b""), Code.INVALID_ARGUMENT, ["flags", "1 to 4 rows", "saw 0"]),
@@ -298,7 +298,7 @@ def test_step_for_an_environment_in_flight_is_refused_by_name(start_learner: Sta
 def test_message_above_the_limit_ends_its_own_session_only(busy: RunningLearner) -> None:
     with RawActor(busy.address) as raw:
         raw.join()
-        raw.send(rows_with(observation=bytes(2 * 1024 * 1024)))
+        raw.send(rows_with(observation=[bytes(2 * 1024 * 1024)]))
         expect_refusal(raw, Code.RESOURCE_EXHAUSTED, ["larger than max"])
     busy.steps_on()
 
