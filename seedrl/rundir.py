@@ -8,6 +8,8 @@ logs/           what the actors of `seedrl run` print
 summary.json    written at every orderly end
 tensorboard/, wandb/, wandb_run_id.txt   if asked for, see monitoring/sinks.py
 curve.png       see monitoring/plots.py
+card.md         the run on one page, see trained/card.py
+policy.pt2, policy.onnx, videos/   by `seedrl export` and `seedrl record`
 """
 
 import fcntl
