@@ -59,16 +59,15 @@ def export(trained: Trained, kind: Format, out: Path) -> float:
 
 @contextmanager
 def _torch_silent() -> Iterator[None]:
-    """What it says here is about itself."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """It and the packages it translates with: what they say here is about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 def _write(file: "File", trained: Trained, path: Path) -> None:
