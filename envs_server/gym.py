@@ -118,6 +118,12 @@ class Envs:
             joined = {MASK: np.array([info[MASK] for info in infos], np.int8), OBSERVATION: joined}
         return Stepped(joined, np.array(rewards, np.float32), np.array(flags, np.uint8))
 
+    def render(self) -> NDArray[Any] | None:
+        """The first of them as people see it, if it was made with render_mode=rgb_array."""
+        env = self._envs[0]
+        frame = env.render() if getattr(env, "render_mode", None) == "rgb_array" else None
+        return None if frame is None else np.asarray(frame)
+
     def close(self) -> None:
         for env in self._envs:
             if hasattr(env, "close"):
@@ -219,6 +225,11 @@ class GymPool:
             futures.append(self._executor.submit(share.step, rows_of(action, at, len(part))))
             at += len(part)
         self._stepping.append((env_id, futures))
+
+    def render(self) -> NDArray[Any] | None:
+        """The first environment as people see it; only between steps, and not of one in a process of its own."""
+        share = self._shares[0][0]
+        return share.render() if isinstance(share, Envs) else None
 
     def _of(self, group: NDArray[np.int32]) -> list[Any]:
         return self._shares[int(group[0])]

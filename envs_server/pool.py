@@ -89,6 +89,9 @@ class Wrapper:
     def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
         self.pool.send(self.action(action), env_id)
 
+    def render(self) -> NDArray[Any] | None:
+        return self.pool.render() if hasattr(self.pool, "render") else None
+
     def close(self) -> None:
         self.pool.close()
 
@@ -123,6 +126,11 @@ class EnvPool:
 
     def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
         self._envs.send(spaces.chosen(action, self._action_space), env_id)
+
+    def render(self) -> NDArray[Any] | None:
+        """The first environment as people see it, if it was made with render_mode=rgb_array; only between steps."""
+        frames = self._envs.render(env_ids=[0]) if self._envs.render_mode else None
+        return None if frames is None else np.asarray(frames[0])
 
     def close(self) -> None:
         self._envs.close()

@@ -108,6 +108,7 @@ class Actions:
         self._numbers = [part.numbers for part in self._parts]
         self._entries = [part.count for part in self._parts]
         self._noise = [part.noise_size for part in self._parts]
+        self.noise_size = sum(self._noise)
         self._is_plain = isinstance(spec.action, ChoiceSpec) and not spec.action.shape
         self.shape = () if self._is_plain else (sum(self._entries),)
         self.dtype = np.dtype(np.int64 if all(isinstance(part, Choices) for part in self._parts) else np.float32)

@@ -23,11 +23,14 @@ from seedrl import __version__
 from seedrl.config import (
     ActorConfig,
     BenchConfig,
+    CardConfig,
     CertsConfig,
     DoctorConfig,
+    ExportConfig,
     LearnerConfig,
     ObserveConfig,
     PlotConfig,
+    RecordConfig,
     RunConfig,
     StatusConfig,
     check,
@@ -96,6 +99,24 @@ def _doctor(config: DoctorConfig) -> None:
     run_doctor(config)
 
 
+def _export(config: ExportConfig) -> None:
+    from seedrl.trained.export import run_export
+
+    run_export(config)
+
+
+def _record(config: RecordConfig) -> None:
+    from seedrl.trained.record import run_record
+
+    run_record(config)
+
+
+def _card(config: CardConfig) -> None:
+    from seedrl.trained.card import run_card
+
+    run_card(config)
+
+
 def _certs(config: CertsConfig) -> None:
     try:
         from seedrl.certs import run_certs
@@ -119,6 +140,9 @@ COMMANDS = {
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
     "status": Command("a running learner, its actors and what limits them", StatusConfig, _status),
     "doctor": Command("check a run before it starts, or name the bottleneck of one that runs", DoctorConfig, _doctor),
+    "export": Command("write a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export),
+    "record": Command("film a trained policy: mp4, GIF and a picture of its frames", RecordConfig, _record),
+    "card": Command("describe a run on one page, for people; or upload it", CardConfig, _card),
     "certs": Command("make a development CA, certificates and a token for two machines", CertsConfig, _certs),
     "observe": Command(
         "watch learners with a Prometheus of your own: graphs, history, alerts", ObserveConfig, _observe

@@ -44,6 +44,11 @@ class Device(Enum):
     cuda = "cuda"
 
 
+class Format(Enum):
+    torch = "torch"
+    onnx = "onnx"
+
+
 @dataclass
 class EnvConfig:
     id: str = key("CartPole-v1", "envpool id, or gymnasium:ID, or your.module:make for an environment of your own")
@@ -140,6 +145,7 @@ class StopConfig:
 class ReportConfig:
     tensorboard: bool = key(False, "write TensorBoard events into tensorboard/ of the run directory")
     wandb: str = key("", "Weights & Biases project to report to; WANDB_MODE=offline works; empty for none")
+    video_seconds: float = key(0.0, "seconds between videos of the newest checkpoint, into videos/; 0 for none")
 
 
 @dataclass
@@ -270,6 +276,41 @@ class PlotConfig:
     out: str = key("compare.png", "the plot's file; .pdf and .svg work as well")
 
 
+@dataclass
+class ExportConfig:
+    """Settings of `seedrl export`."""
+
+    run: str = key(MISSING, "the run directory")
+    checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
+    format: Format = key(Format.torch, "torch (.pt2, by torch.export) | onnx")
+    out: str = key("", "the file to write; empty for policy.pt2 or policy.onnx in the run directory")
+
+
+@dataclass
+class RecordConfig:
+    """Settings of `seedrl record`."""
+
+    run: str = key(MISSING, "the run directory")
+    checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
+    episodes: int = key(4, "episodes to play, each step with the likeliest action")
+    out: str = key(
+        "", "the video without its ending: .mp4, .gif and .png; empty for videos/<steps> of the run directory"
+    )
+    seed: int = key(1_000_003, "of the environment: not the one it was trained with")
+    max_steps: int = key(5_000, "steps after which an episode is cut short")
+    fps: int = key(30, "frames per second")
+    size: int = key(480, "pixels of the longer side, about: smaller frames are enlarged, larger ones thinned")
+
+
+@dataclass
+class CardConfig:
+    """Settings of `seedrl card`."""
+
+    run: str = key(MISSING, "the run directory; the card is written there as card.md")
+    upload: str = key("", "repository of the Hugging Face hub to upload card, policy, curve and videos to: USER/NAME")
+    private: bool = key(False, "make that repository a private one, if it is new")
+
+
 def modules_of(env: EnvConfig) -> list[str]:
     """Python modules that actors have to import for it."""
     return [path.partition(":")[0] for path in (env.id, *env.wrappers) if ":" in path]
@@ -311,6 +352,7 @@ def check(config: LearnerConfig) -> None:
     _require(config.stop.env_steps >= 1, f"stop.env_steps={config.stop.env_steps} must be at least 1")
     _require(config.checkpoint.keep >= 1, f"checkpoint.keep={config.checkpoint.keep} must be at least 1")
     _require(config.checkpoint.milestones >= 0, f"checkpoint.milestones={config.checkpoint.milestones} is negative")
+    _require(config.report.video_seconds >= 0, f"report.video_seconds={config.report.video_seconds} is negative")
     _require(config.max_restarts >= 0, f"max_restarts={config.max_restarts} must not be negative")
     _require(min(config.env.keep, default=0) >= 0, f"env.keep={config.env.keep} must hold indices from 0 on")
     _require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")

@@ -1,7 +1,13 @@
 """summary.json: a run in a few numbers, at its end. Knows nothing of how they came about."""
 
+import contextlib
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from seedrl import __version__
 from seedrl.config import LearnerConfig
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.monitor import trouble
@@ -32,7 +38,31 @@ def summarize(
             "learner": _rounded(learning.learner_seconds),
         },
         "seed": config.seed,
+        "made_with": made_with(),
     }
+
+
+def made_with() -> dict[str, str]:
+    """Versions, and the commit of a checkout; empty for none."""
+    return {
+        "seedrl": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numpy")},
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _commit() -> str:
+    checkout = Path(__file__).parents[1]
+    if not (checkout / ".git").exists():  # installed: the repository around it, if any, is somebody else's
+        return ""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            command, cwd=checkout, capture_output=True, text=True, check=True, timeout=2
+        ).stdout.strip()
+    return ""
 
 
 def _rounded(seconds: dict[str, float]) -> dict[str, float]:

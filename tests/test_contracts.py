@@ -50,7 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("seedrl.monitoring", "seedrl.rundir", "seedrl.context", "seedrl.membership", "seedrl.stopping"),
         *("seedrl.summary", "seedrl.progress", "seedrl.budget", "seedrl.snapshot", "seedrl.saving"),
-        *("seedrl.service", "seedrl.children", "seedrl.launch", "seedrl.certs"),
+        *("seedrl.service", "seedrl.children", "seedrl.launch", "seedrl.certs", "seedrl.trained"),
     ),
     ("seedrl.commands",),
     ("seedrl.__main__", "envs_server.__main__"),
@@ -73,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.budget",
         "seedrl.snapshot",
         "seedrl.service",
+        "seedrl.trained",
     },
     "grpc": {
         "seedrl.v1",
@@ -90,21 +91,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gymnasium": {"envs_server.gym"},
     "hydra": {"seedrl.commands"},
     "omegaconf": {"seedrl.commands"},
-    "yaml": {"seedrl.rundir"},
+    "yaml": {"seedrl.rundir", "seedrl.trained.card"},
     "rich": {"seedrl.progress", "seedrl.monitoring.overview"},
-    "safetensors": {"seedrl.learning.checkpoint"},
+    "safetensors": {"seedrl.learning.checkpoint", "seedrl.trained.card"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
     "cryptography": {"seedrl.certs"},
     "matplotlib": {"seedrl.monitoring.plots"},
     "tensorboard": {"seedrl.monitoring.sinks"},
     "wandb": {"seedrl.monitoring.sinks"},
+    "onnx": {"seedrl.trained.export"},
+    "onnxruntime": {"seedrl.trained.export"},
+    "onnxscript": {"seedrl.trained.export"},
+    "imageio": {"seedrl.trained.record"},
+    "imageio_ffmpeg": {"seedrl.trained.record"},
+    "huggingface_hub": {"seedrl.trained.hub"},
 }
 # The name of a distribution where it is not the name of what is imported.
 IMPORT_NAMES = {
     "grpcio": "grpc",
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
+    "huggingface-hub": "huggingface_hub",
     "hydra-core": "hydra",
+    "imageio-ffmpeg": "imageio_ffmpeg",
     "prometheus-client": "prometheus_client",
     "protobuf": "google",
     "pyyaml": "yaml",
@@ -225,7 +234,16 @@ print(*sorted({{"torch", "envpool", "matplotlib", "tensorboard", "wandb"}} & set
 # Dependencies
 
 ROLES = ("learner", "actor")
-OPTIONS = ("certs", "gymnasium", "plot", "tensorboard", "wandb")  # extras that a role can do without
+OPTIONS = (
+    "certs",
+    "gymnasium",
+    "hub",
+    "onnx",
+    "plot",
+    "tensorboard",
+    "video",
+    "wandb",
+)  # extras that a role can do without
 
 
 def declared(*extras: str) -> list[Requirement]:
@@ -333,8 +351,9 @@ def test_conf_has_one_file_per_command() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_conf_without_overrides_composes(command: str) -> None:
-    overrides = ["learner=localhost:50051"] if command == "actor" else []
-    assert type(composed(command, overrides)) is COMMANDS[command].schema
+    schema = COMMANDS[command].schema
+    overrides = [f"{key}=anything" for key, default, _ in settings_of(schema) if default == "required"]
+    assert type(composed(command, overrides)) is schema
 
 
 @pytest.mark.parametrize("choice", choices())

@@ -93,14 +93,14 @@ def _is_run(path: Path) -> bool:
 def read_curve(run_dir: Path) -> Curve:
     """What a run directory says; without points if no episode has ended, a RunDirectoryError if it cannot be read."""
     try:
-        settings = _flat(RunDirectory(run_dir).settings() or {})
+        settings = flat(RunDirectory(run_dir).settings() or {})
         with (run_dir / "metrics.jsonl").open(errors="replace") as file:
             points = [row for row in _kept(_rows(file)) if row[2] is not None]
     except OSError as error:
         raise RunDirectoryError(f"{run_dir} cannot be read: {error.strerror}") from error
-    settings = _flat(plain(LearnerConfig())) | settings  # an older run lacks newer settings
+    settings = flat(plain(LearnerConfig())) | settings  # an older run lacks newer settings
     env_steps, seconds, returns = np.array(points, float).reshape(-1, 3).T
-    compared = {key: value for key, value in settings.items() if not _is_below(key, NOT_COMPARED)}
+    compared = {key: value for key, value in settings.items() if not is_below(key, NOT_COMPARED)}
     return Curve(run_dir, str(settings["env.id"]), str(settings["seed"]), compared, env_steps, seconds, returns)
 
 
@@ -131,15 +131,15 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None  # NaN is not less
 
 
-def _flat(settings: Settings, prefix: str = "") -> Settings:
+def flat(settings: Settings, prefix: str = "") -> Settings:
     """{"model": {"lstm": 64}} as {"model.lstm": 64}."""
-    flat: Settings = {}
+    found: Settings = {}
     for name, value in settings.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
 
 
-def _is_below(key: str, names: Sequence[str]) -> bool:
+def is_below(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
@@ -155,12 +155,12 @@ def grouped(curves: Sequence[Curve]) -> list[Group]:
 def _apart(curve: Curve, others: Sequence[Curve]) -> str:
     rivals = [other.settings for other in others if other.env == curve.env]
     return " ".join(
-        f"{key}={_as_typed(value)}"
+        f"{key}={as_typed(value)}"
         for key, value in curve.settings.items()
         if any(rival.get(key) != value for rival in rivals)
     )
 
 
-def _as_typed(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """As on the command line: true, null, [64,64]."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)

@@ -1,5 +1,6 @@
 """What people see of a running learner: rows, history, verdict, status, pages. Knows nothing of how it works inside."""
 
+import contextlib
 import json
 import math
 import platform
@@ -28,6 +29,7 @@ from seedrl.serving.batches import Batches
 from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status, Verdict
 from seedrl.store import Store
+from seedrl.trained.card import write_card
 
 ROW_SECONDS = 5.0  # between rows of metrics.jsonl
 EARLY_SECONDS = 60.0  # every look is written down until then, so that a short run leaves a curve, too
@@ -119,6 +121,8 @@ class Monitor:
             self._endpoint.stop()
         self._sinks.close(summary)
         draw_curve(self._metrics_file.parent)
+        with contextlib.suppress(Exception):  # a page for people, and whatever keeps it from being written
+            write_card(self._metrics_file.parent)
 
     # For any thread.
 

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Protocol
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.sampler import Row
+from seedrl.monitoring.videos import Videos
 from seedrl.rundir import RunDirectory, plain, write_atomically
 
 # What TensorBoard and W&B show together. Names with a slash have their group already.
@@ -64,6 +65,8 @@ class Sinks:
         self._sinks: list[Sink] = [MetricsFile(run_directory)]
         if config.report.tensorboard:
             self._sinks.append(TensorBoard(run_directory.path / "tensorboard"))
+        if config.report.video_seconds:
+            self._sinks.append(Videos(run_directory.path, config.report.video_seconds))
         if config.report.wandb:
             run = WeightsAndBiases()
             with self._going_on(run.name):

@@ -1,0 +1,46 @@
+"""Whether an environment draws itself. Found out in a process of its own: some end theirs where they cannot."""
+
+import multiprocessing
+import os
+import tempfile
+from multiprocessing.connection import Connection
+
+from envs_server.pool import make_pool
+from seedrl.wire.codec import Job
+
+RENDERED = {"render_mode": "rgb_array"}  # the option that Gymnasium and envpool know
+TRIAL_SECONDS = 60.0
+END_SECONDS = 2.0
+
+
+def rendered(job: Job) -> Job:
+    """The same environments, drawing themselves."""
+    return job._replace(options={**job.options, **RENDERED}, processes=False)
+
+
+def why_not_drawn(job: Job) -> str:
+    """Why `rendered(job)` gives no pictures; empty if it does."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_try, args=(theirs, job), name="drawing", daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        words = str(ours.recv()) if ours.poll(TRIAL_SECONDS) else f"it took more than {TRIAL_SECONDS:.0f} s"
+    except EOFError:
+        process.join(END_SECONDS)
+        words = f"the process that tried ended with code {process.exitcode}"
+    process.kill()
+    process.join()
+    return words
+
+
+def _try(pipe: Connection, job: Job) -> None:
+    try:
+        pool = make_pool(rendered(job), threads=1)
+        pool.recv()
+        os.chdir(tempfile.gettempdir())  # where whatever else it writes is in nobody's way, such as MuJoCo's log
+        frame = pool.render() if hasattr(pool, "render") else None
+        pipe.send("" if frame is not None else "it gives no picture")
+    except Exception as error:
+        pipe.send((str(error) or repr(error)).splitlines()[0])

@@ -1,0 +1,227 @@
+"""`seedrl card`: a run on one page, for people who were not there. Reads files only; knows nothing of training.
+
+The page begins with the few lines of YAML that the Hugging Face hub reads from a model's README.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors import safe_open
+
+from seedrl.config import CardConfig, LearnerConfig
+from seedrl.learning import checkpoint as files
+from seedrl.learning.checkpoint import Checkpoint
+from seedrl.monitoring.curves import NOT_COMPARED, as_typed, flat, is_below
+from seedrl.monitoring.plots import CURVE
+from seedrl.rundir import RunDirectory, plain, write_atomically
+from seedrl.snapshot import spec_of
+from seedrl.specs import EnvSpec, leaves, names
+from seedrl.trained.hub import upload_run
+
+CARD = "card.md"
+Json = dict[str, Any]
+
+
+def run_card(config: CardConfig) -> None:
+    path = write_card(Path(config.run))
+    print(f"{path}: the card of {config.run}")
+    if config.upload:
+        print(f"uploaded to {upload_run(Path(config.run), path, config.upload, config.private)}")
+
+
+def write_card(run_dir: Path) -> Path:
+    run = RunDirectory(run_dir)
+    config = run.config()
+    path = run_dir / CARD
+    write_atomically(path, "\n".join(card_of(run, config)) + "\n")
+    return path
+
+
+def card_of(run: RunDirectory, config: LearnerConfig) -> Iterator[str]:
+    summary = _json(run.path / "summary.json")
+    newest = next(reversed(files.found(run.checkpoints)), None)
+    evaluations = {path.stem: _json(path) for path in sorted(run.path.glob("eval/*.json"))}
+    yield from _front_matter(config, summary)
+    yield f"# {config.env.id}, by seedrl"
+    yield ""
+    yield _opening(config, summary)
+    yield from _pictures(run.path)
+    yield from _section("Scores", _scores(summary, evaluations))
+    yield from _section("Environment and policy", _policy(config, newest))
+    yield from _section("How to run it", _usage(run.path, config))
+    yield from _section("How it was made", _making(config, summary))
+    yield from _section("Limits", _limits(config, summary, evaluations))
+
+
+def _front_matter(config: LearnerConfig, summary: Json) -> Iterator[str]:
+    score = summary.get("return_mean_100")
+    content: Json = {
+        "library_name": "seedrl",
+        "tags": ["reinforcement-learning", "deep-reinforcement-learning", "seedrl", config.env.id],
+    }
+    if score is not None:
+        task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
+        data = {"name": config.env.id, "type": config.env.id}
+        metrics = [{"type": "mean_reward", "name": "mean return of the last 100 training episodes", "value": score}]
+        results = [{"task": task, "dataset": data, "metrics": metrics}]
+        content["model-index"] = [{"name": f"seedrl-{config.env.id}", "results": results}]
+    yield "---"
+    yield yaml.safe_dump(content, sort_keys=False).rstrip()
+    yield "---"
+    yield ""
+
+
+def _opening(config: LearnerConfig, summary: Json) -> str:
+    words = f"A policy for `{config.env.id}`, trained with V-trace by seedrl"
+    if not summary:
+        return f"{words}. The run has not ended in order yet, so there is no summary of it."
+    return (
+        f"{words}: {summary['env_steps']:,} environment steps in {summary['seconds'] / 60:,.1f} minutes "
+        f"({summary['steps_per_second']:,.0f} a second), {summary['updates']:,} updates, "
+        f"{summary['episodes']:,} episodes."
+    )
+
+
+def _pictures(run_dir: Path) -> Iterator[str]:
+    if (run_dir / CURVE).exists():
+        yield from ("", f"![The mean return of 100 episodes, over steps and time]({CURVE})")
+    if videos := sorted(run_dir.glob("videos/*.mp4")):
+        newest = videos[-1].relative_to(run_dir)
+        if videos[-1].with_suffix(".gif").exists():
+            yield from ("", f"![Episodes played by it]({newest.with_suffix('.gif')})")
+        yield from ("", f"[The video]({newest})")
+
+
+def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
+    content = list(lines)
+    if content:
+        yield from ("", f"## {title}", "", *content)
+
+
+def _scores(summary: Json, evaluations: dict[str, Json]) -> Iterator[str]:
+    rows = []
+    if summary.get("return_mean_100") is not None:
+        rows.append(("mean return of the last 100 training episodes", f"{summary['return_mean_100']:,.4g}"))
+    for name, found in evaluations.items():
+        rows += [(f"evaluation `{name}`: {key}", _shown(value)) for key, value in found.items() if _is_plain(value)]
+    if rows:
+        yield from _table(("what", "value"), rows)
+
+
+def _policy(config: LearnerConfig, newest: Path | None) -> Iterator[str]:
+    model = config.model
+    memory = f"LSTM of {model.lstm}" if model.lstm else f"GRU of {model.gru}" if model.gru else "none"
+    rows = [
+        (
+            "environment",
+            f"`{config.env.id}`" + (f" with `{as_typed(config.env.options)}`" if config.env.options else ""),
+        ),
+        ("frames", f"{config.env.frame_stack} newest stacked, {config.env.frame_skip} of the simulator a step"),
+        ("network", f"`{model.name}`"),
+        ("memory", memory),
+    ]
+    if newest is not None:
+        state = _json(newest / files.STATE)
+        rows += list(_spaces(spec_of(Checkpoint({}, state)))) if "spec" in state else []
+        rows.append(("parameters", f"{_parameters(newest):,}"))
+        rows.append(("checkpoint", f"`{newest.relative_to(newest.parents[1])}`"))
+    yield from _table(("what", "value"), rows)
+
+
+def _spaces(spec: EnvSpec) -> Iterator[tuple[str, str]]:
+    for kind, tree in (("observation", spec.observation), ("action", spec.action)):
+        for name, leaf in zip(names(tree), leaves(tree), strict=True):
+            yield f"{kind} {f'`{name}`' if name else ''}".rstrip(), str(leaf)
+
+
+def _parameters(checkpoint: Path) -> int:
+    """From the file's header: no weights are read."""
+    with safe_open(checkpoint / files.TENSORS, framework="np") as tensors:
+        sizes = [tensors.get_slice(name).get_shape() for name in tensors.keys() if name.startswith("model/")]  # noqa: SIM118
+    count = 0
+    for size in sizes:
+        product = 1
+        for axis in size:
+            product *= axis
+        count += product
+    return count
+
+
+def _usage(run_dir: Path, config: LearnerConfig) -> Iterator[str]:
+    where = shlex.quote(f"run={run_dir}")
+    yield "```sh"
+    yield f"seedrl record {where}"
+    yield f"seedrl export {where} format=onnx"
+    yield "```"
+    yield ""
+    yield "To train it again, from nothing:"
+    yield ""
+    yield "```sh"
+    yield training_command(config)
+    yield "```"
+
+
+def training_command(config: LearnerConfig) -> str:
+    """What makes the same run: every setting that is not the default and belongs to the run."""
+    usual, own = flat(plain(LearnerConfig())), flat(plain(config))
+    settings = [
+        shlex.quote(f"{key}={as_typed(value)}")
+        for key, value in own.items()
+        if usual.get(key) != value and (key == "seed" or not is_below(key, NOT_COMPARED))
+    ]
+    return " ".join(["seedrl run", "env=any", *settings])
+
+
+def _making(config: LearnerConfig, summary: Json) -> Iterator[str]:
+    rows = [(name, str(value)) for name, value in summary.get("made_with", {}).items() if value]
+    rows += [("seed", str(config.seed)), ("status", str(summary.get("status", "not ended in order")))]
+    rows += [(f"trouble: {words}", f"{count:,}") for words, count in summary.get("trouble", {}).items()]
+    yield from _table(("what", "value"), rows)
+    yield ""
+    yield "<details><summary>All settings</summary>"
+    yield ""
+    yield "```yaml"
+    yield yaml.safe_dump(plain(config), sort_keys=False).rstrip()
+    yield "```"
+    yield ""
+    yield "</details>"
+
+
+def _limits(config: LearnerConfig, summary: Json, evaluations: dict[str, Json]) -> Iterator[str]:
+    yield f"- It knows `{config.env.id}` as it was made here and nothing else."
+    yield f"- One run with one seed ({config.seed}): another seed may end better or worse."
+    if not evaluations:
+        yield "- The score is that of training, where actions are drawn at random by their probability."
+    if not summary:
+        yield "- The run has not ended in order: what is here is its newest checkpoint."
+
+
+def _table(header: tuple[str, str], rows: list[tuple[str, str]]) -> Iterator[str]:
+    yield f"| {' | '.join(header)} |"
+    yield "|---|---|"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', '∣') for cell in row)} |"
+
+
+def _json(path: Path) -> Json:
+    """What the file holds; nothing if it cannot be read."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        if not isinstance(error, FileNotFoundError):
+            print(f"{path} is left out: {error}", file=sys.stderr)
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float | str)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,95 @@
+"""Plays episodes with a trained policy, one environment, the likeliest action each time. Records and shows nothing."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from envs_server.pool import Pool, make_pool
+from seedrl.config import EnvConfig
+from seedrl.errors import ConfigError
+from seedrl.specs import Arrays, as_tree, each, leaves, rows_of
+from seedrl.trained.load import Trained
+from seedrl.trained.step import StepInputs, StepOutputs, first_inputs, following
+from seedrl.types import Observation
+from seedrl.wire.codec import ENDED, RESET, Job, Rows
+
+
+class Moment(NamedTuple):
+    """One step of an episode, as it is seen before the next action."""
+
+    episode: int
+    step: int  # 0 is the first observation
+    reward: float  # for arriving here
+    is_last: bool
+    observation: Arrays  # [1, ...]  the newest frame
+    frame: NDArray[Any] | None  # as the environment draws itself; None where it does not
+
+
+def job_of(env: EnvConfig, seed: int) -> Job:
+    """One of these environments."""
+    return Job(0, env.id, env.options, env.keep, 1, 1, seed, env.processes, env.wrappers)
+
+
+def play(trained: Trained, job: Job, episodes: int, max_steps: int) -> Iterator[Moment]:
+    """Every moment of so many episodes. One that is cut short at `max_steps` goes on, unseen, until it ends."""
+    pool = make_pool(job, threads=1)
+    try:
+        if pool.spec != trained.spec:
+            raise ConfigError(f"{job.env_id} has {pool.spec} here, and the policy was trained on {trained.spec}")
+        yield from _moments(trained, pool, episodes, max_steps)
+    finally:
+        pool.close()
+
+
+def _moments(trained: Trained, pool: Pool, episodes: int, max_steps: int) -> Iterator[Moment]:
+    policy, stack = trained.policy, Stack(trained.config.env.frame_stack)
+    before: tuple[StepInputs, StepOutputs] | None = None
+    episode, step = -1, 0
+    while True:
+        rows = pool.recv()
+        begins = bool(rows.flags[0] & RESET)
+        episode, step = (episode + 1, 0) if begins else (episode, step + 1)
+        ends = bool(rows.flags[0] & ENDED)
+        if step <= max_steps:
+            yield _moment(episode, step, rows, ends or step == max_steps, pool)
+        if episode == episodes - 1 and (ends or step >= max_steps):
+            return
+        observation = stack.add(rows.observation, begins)
+        if before is None or begins:
+            inputs = first_inputs(policy, observation, rows=1)
+        else:
+            inputs = following(*before, observation, torch.from_numpy(rows.reward))
+        before = (inputs, policy.step(inputs))
+        pool.send(each(lambda leaf: leaf.numpy(), before[1].action), rows.env_id)
+
+
+def _moment(episode: int, step: int, rows: Rows, is_last: bool, pool: Pool) -> Moment:
+    frame = pool.render() if hasattr(pool, "render") else None
+    return Moment(episode, step, float(rows.reward[0]), is_last, rows_of(rows.observation, 0, 1), frame)
+
+
+class Stack:
+    """The newest frames of one environment, as the learner's store stacks them."""
+
+    def __init__(self, frames: int) -> None:
+        self._frames: deque[list[NDArray[Any]]] = deque(maxlen=frames)
+
+    def add(self, observation: Arrays, begins: bool) -> Observation:
+        """One frame more; before the first one of an episode there is the first one."""
+        newest = [np.array(leaf) for leaf in leaves(observation)]
+        if begins:
+            self._frames.extend([newest] * (self._frames.maxlen or 1))
+        else:
+            self._frames.append(newest)
+        return as_tree(
+            observation, [torch.from_numpy(self._joined(column)) for column in zip(*self._frames, strict=True)]
+        )
+
+    def _joined(self, frames: tuple[NDArray[Any], ...]) -> NDArray[Any]:
+        if len(frames) == 1:
+            return frames[0]
+        return np.concatenate([frame.reshape(1, *(frame.shape[1:] or (1,))) for frame in frames], axis=1)
