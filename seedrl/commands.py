@@ -25,10 +25,12 @@ from seedrl.config import (
     BenchConfig,
     CertsConfig,
     DoctorConfig,
+    EvalConfig,
     LearnerConfig,
     ObserveConfig,
     PlotConfig,
     RunConfig,
+    ServeConfig,
     StatusConfig,
     check,
 )
@@ -56,6 +58,21 @@ def _actor(config: ActorConfig) -> None:
     from envs_server.main import run_actor
 
     run_actor(config)
+
+
+def _eval(config: EvalConfig) -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from seedrl.evaluate import run_eval
+
+    run_eval(config)
+
+
+def _serve(config: ServeConfig) -> None:
+    refuse_if_taken(config.listen)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from seedrl.serve import run_serve
+
+    run_serve(config)
 
 
 def _bench(config: BenchConfig) -> None:
@@ -117,6 +134,8 @@ COMMANDS = {
     "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
     "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
+    "eval": Command("measure the policy of a run by whole episodes, without learning", EvalConfig, _eval),
+    "serve": Command("serve the policy of a run to whoever asks for actions", ServeConfig, _serve),
     "status": Command("a running learner, its actors and what limits them", StatusConfig, _status),
     "doctor": Command("check a run before it starts, or name the bottleneck of one that runs", DoctorConfig, _doctor),
     "certs": Command("make a development CA, certificates and a token for two machines", CertsConfig, _certs),
@@ -212,9 +231,9 @@ def register_schemas() -> None:
     """Makes the dataclasses known to Hydra. Keyword arguments for foreign constructors may have any keys."""
     for name, command in COMMANDS.items():
         schema = OmegaConf.structured(command.schema)
-        for section in ("env", "model"):
-            if section in schema:
-                OmegaConf.set_struct(schema[section].options, False)
+        for section in (schema.get("env"), schema.get("model"), schema):
+            if section is not None and "options" in section:
+                OmegaConf.set_struct(section.options, False)
         ConfigStore.instance().store(name=f"{name}_schema", node=schema)
 
 

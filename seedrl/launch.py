@@ -168,15 +168,7 @@ class Supervisor:
         return process
 
     def _start_actor(self, number: int) -> Process:
-        settings = [
-            f"learner={_quoted(self._address)}",
-            f"name=actor-{number}",
-            f"threads={self._config.actors.threads}",
-            f"modules=[{','.join(modules_of(self._config.env))}]",
-            f"security.token_file={_quoted(self._config.security.token_file)}",  # SEEDRL_TOKEN is inherited
-        ]
-        with self._log(number).open("ab") as log:
-            return start_module("envs_server", *settings, stdout=log, stderr=log)
+        return start_actor(self._config, self._address, f"actor-{number}", self._log(number))
 
     def _log(self, number: int) -> Path:
         return self._run.logs / f"actor-{number}.log"
@@ -233,6 +225,19 @@ class Supervisor:
             if self._state is not None:
                 context.state, context.reason = self._state
             self._is_noted = True
+
+
+def start_actor(config: LearnerConfig, address: str, name: str, log: Path) -> Process:
+    """An actor of this machine for a learner at this address; what it prints goes into the log."""
+    settings = [
+        f"learner={_quoted(address)}",
+        f"name={name}",
+        f"threads={config.actors.threads}",
+        f"modules=[{','.join(modules_of(config.env))}]",
+        f"security.token_file={_quoted(config.security.token_file)}",  # SEEDRL_TOKEN is inherited
+    ]
+    with log.open("ab") as out:
+        return start_module("envs_server", *settings, stdout=out, stderr=out)
 
 
 def _waiting(context: Context) -> str:

@@ -18,7 +18,7 @@ import time
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -28,6 +28,8 @@ from seedrl.errors import RunDirectoryError
 # A run may be resumed with other values of everything but these.
 PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep")
 
+
+Schema = TypeVar("Schema")
 
 OURS = ("logs", "checkpoints", "context.json")  # what may be there before config.yaml is
 
@@ -87,6 +89,13 @@ class RunDirectory:
             raise RunDirectoryError(f"{path} cannot be read: it holds no settings")
         return settings
 
+    def config(self) -> LearnerConfig:
+        """The settings as a learner has them; those of another version that are not known here are left out."""
+        settings = self.settings()
+        if settings is None:
+            raise RunDirectoryError(f"{self.path} is no run directory: there is no config.yaml in it")
+        return restored(LearnerConfig, settings)
+
     def append_metrics(self, row: dict[str, Any]) -> None:
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
@@ -115,6 +124,19 @@ def plain(config: Any) -> dict[str, Any]:
 
     result: dict[str, Any] = simple(config)
     return result
+
+
+def restored(schema: type[Schema], values: dict[str, Any]) -> Schema:
+    """The configuration that `plain` made these values of."""
+    defaults = schema()
+    known = [name for name in vars(defaults) if name in values]
+    return schema(**{name: _restored(getattr(defaults, name), values[name]) for name in known})
+
+
+def _restored(default: Any, value: Any) -> Any:
+    if is_dataclass(default) and isinstance(value, dict):
+        return restored(type(default), value)
+    return type(default)[value] if isinstance(default, Enum) else value
 
 
 def write_atomically(path: Path, text: str) -> None:

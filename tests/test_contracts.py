@@ -51,6 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("seedrl.monitoring", "seedrl.rundir", "seedrl.context", "seedrl.membership", "seedrl.stopping"),
         *("seedrl.summary", "seedrl.progress", "seedrl.budget", "seedrl.snapshot", "seedrl.saving"),
         *("seedrl.service", "seedrl.children", "seedrl.launch", "seedrl.certs"),
+        *("seedrl.deployment", "seedrl.evaluate", "seedrl.serve"),
     ),
     ("seedrl.commands",),
     ("seedrl.__main__", "envs_server.__main__"),
@@ -67,12 +68,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.models",
         "seedrl.policy",
         "seedrl.store",
+        "seedrl.serving.front",
         "seedrl.serving.inference",
         "seedrl.serving.slots",
         "seedrl.learning",
         "seedrl.budget",
         "seedrl.snapshot",
         "seedrl.service",
+        "seedrl.deployment",
     },
     "grpc": {
         "seedrl.v1",
@@ -331,10 +334,12 @@ def test_conf_has_one_file_per_command() -> None:
     assert {path.stem for path in CONF.glob("*.yaml")} == set(COMMANDS)
 
 
+REQUIRED = {"actor": ["learner=localhost:50051"], "eval": ["run=DIR"], "serve": ["run=DIR"]}  # what has no default
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_conf_without_overrides_composes(command: str) -> None:
-    overrides = ["learner=localhost:50051"] if command == "actor" else []
-    assert type(composed(command, overrides)) is COMMANDS[command].schema
+    assert type(composed(command, REQUIRED.get(command, []))) is COMMANDS[command].schema
 
 
 @pytest.mark.parametrize("choice", choices())

@@ -89,6 +89,11 @@ def load_newest(directory: Path, warn: Callable[[str], None], is_ours: bool = Fa
     return None
 
 
+def best(directory: Path) -> Path | None:
+    """The one with the highest score; None if none has one."""
+    return next(iter(_best(found(directory))), None)
+
+
 def set_aside(path: Path, why: str) -> Path:
     """Takes a checkpoint out of the way without losing it."""
     target = path.with_name(f"{why}.{path.name}")

@@ -98,6 +98,8 @@ def _learner_lines(status: Status) -> list[str]:
     lines = [f"learner  {status.env} on {status.device}, {status.state}, seedrl {status.version}; {status.run_dir}"]
     if row:
         score = f"{row['return_mean_100']:.2f}" if "return_mean_100" in row else "–"
+        if "eval_return_mean_100" in row:
+            score += f", of evaluation {row['eval_return_mean_100']:.2f} ({row['eval_episodes']:,.0f} episodes)"
         lines += [
             f"│  {row['env_steps']:,.0f} of {status.goal_env_steps:,} steps in {duration(row['seconds'])}, "
             f"return {score}",

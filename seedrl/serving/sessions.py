@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import LearnerConfig, group_size
+from seedrl.config import LearnerConfig, evaluation_envs, group_size
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
 from seedrl.specs import EnvSpec
 from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Greeting, Job, Measured, Rows, shared_bytes
@@ -32,6 +32,7 @@ class Session:
     name: str
     slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
     expects: NDArray[np.uint8]  # [num_envs]  of its next row: RESET or 0; IN_FLIGHT: none before its action
+    evaluates: NDArray[np.bool_] | None = None  # [num_envs]  which are for evaluation: never trained on; None: none
     in_flight: int = 0  # rows that wait for their actions
     unsent: int = 0  # actions that wait for the actor to read those before
     memory: OfferedBuffers | None = None  # shared with the actor
@@ -151,6 +152,12 @@ class Request:
     def rows(self) -> int:
         return len(self.slots)
 
+    @property
+    def evaluates(self) -> NDArray[np.bool_] | bool:
+        """Which rows are for evaluation, [n] or all alike."""
+        evaluates = self.session.evaluates
+        return False if evaluates is None else evaluates[self.content.env_id]
+
 
 def session_seed(run_seed: int, resumed_at: int, session_id: int) -> int:
     """Seeds a session's environments: unlike any other session's, also before a resume; the same if a run is repeated.
@@ -170,11 +177,16 @@ class SessionTable:
     spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
     open: dict[int, Session] = field(default_factory=dict)
     on_leave: Callable[[Session], None] = lambda session: None  # called when a session has ended
+    evaluates_all: bool = False  # nothing is trained on
     _opened: int = 0
     _free: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._free = list(range(self.config.serving.max_slots))
+        actors = self.config.actors
+        evaluates = np.full(actors.envs, self.evaluates_all)
+        evaluates[evaluation_envs(actors)] = True
+        self._evaluates = evaluates if evaluates.any() else None
 
     def superseded_by(self, greeting: Greeting) -> Session | None:
         """The open session of the same process, if this one is newer. Raises Superseded if it is not."""
@@ -208,6 +220,7 @@ class SessionTable:
             peer=peer,
             slots=np.array(slots, np.int64),
             expects=np.full(actors.envs, RESET, np.uint8),
+            evaluates=self._evaluates,
         )
         self.open[session.id] = session
         return session, self._job(session)
