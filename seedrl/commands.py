@@ -24,6 +24,7 @@ from seedrl.config import (
     ActorConfig,
     BenchConfig,
     CertsConfig,
+    ControlConfig,
     DoctorConfig,
     EvalConfig,
     LearnerConfig,
@@ -73,6 +74,12 @@ def _serve(config: ServeConfig) -> None:
     from seedrl.serve import run_serve
 
     run_serve(config)
+
+
+def _control(config: ControlConfig) -> None:
+    from seedrl.control import run_control
+
+    run_control(config)
 
 
 def _bench(config: BenchConfig) -> None:
@@ -136,6 +143,12 @@ COMMANDS = {
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
     "eval": Command("measure the policy of a run by whole episodes, without learning", EvalConfig, _eval),
     "serve": Command("serve the policy of a run to whoever asks for actions", ServeConfig, _serve),
+    "control": Command(
+        "steer running actors: pause, resume, reset, drain, temperature=, epsilon=, options=",
+        ControlConfig,
+        _control,
+        words="do",
+    ),
     "status": Command("a running learner, its actors and what limits them", StatusConfig, _status),
     "doctor": Command("check a run before it starts, or name the bottleneck of one that runs", DoctorConfig, _doctor),
     "certs": Command("make a development CA, certificates and a token for two machines", CertsConfig, _certs),

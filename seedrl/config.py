@@ -264,6 +264,20 @@ class ServeConfig:
 
 
 @dataclass
+class ControlConfig:
+    """Settings of `seedrl control`."""
+
+    do: list[str] = key([], "pause | resume | reset | drain, as a word of its own: seedrl control pause")
+    actor: str = key("", "name of the actor; empty for all of them, and those to come")
+    temperature: float | None = key(None, "exploration: logits are divided by it, deviations multiplied; 1 for none")
+    epsilon: float | None = key(None, "exploration: share of choices made at random; 0 for none")
+    options: dict[str, Any] = key({}, "other keyword arguments of the environments, which are made anew with them")
+    learner: str = key("", "the learner's address: HOST:PORT or unix:PATH")
+    run: str = key("", "run directory of the learner; without it and learner=, the newest below runs/")
+    security: SecurityConfig = group(SecurityConfig)
+
+
+@dataclass
 class DoctorConfig(RunConfig):
     """Settings of `seedrl doctor`: those of the run it checks, or where to find the run it looks at."""
 

@@ -1,6 +1,7 @@
 """`seedrl run`: a learner and its actors as child processes of this machine, supervised. Knows nothing of torch."""
 
 import contextlib
+import math
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from seedrl.config import LearnerConfig, check, modules_of
 from seedrl.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.rundir import RunDirectory
+from seedrl.status import DRAINED
 
 POLL_SECONDS = 0.1
 GOODBYE_SECONDS = 20.0
@@ -137,7 +139,7 @@ class Supervisor:
         words = self._last_words(number)
         self._note_end(actor, code, words)
         if code == 0:  # it was told that training is over; if not, the learner is still there in a while
-            actor.start_in(RETURN_SECONDS)
+            actor.start_in(math.inf if words.endswith(DRAINED) else RETURN_SECONDS)
             return
         if code in HOPELESS:
             raise HOPELESS[code](f"actor {number} cannot run: {words}")

@@ -51,7 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("seedrl.monitoring", "seedrl.rundir", "seedrl.context", "seedrl.membership", "seedrl.stopping"),
         *("seedrl.summary", "seedrl.progress", "seedrl.budget", "seedrl.snapshot", "seedrl.saving"),
         *("seedrl.service", "seedrl.children", "seedrl.launch", "seedrl.certs"),
-        *("seedrl.deployment", "seedrl.evaluate", "seedrl.serve"),
+        *("seedrl.deployment", "seedrl.evaluate", "seedrl.serve", "seedrl.control"),
     ),
     ("seedrl.commands",),
     ("seedrl.__main__", "envs_server.__main__"),

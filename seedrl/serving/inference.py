@@ -16,7 +16,7 @@ from seedrl.actions import Actions
 from seedrl.device import upload
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
-from seedrl.serving.sessions import Request, Session
+from seedrl.serving.sessions import AS_TRAINED, Request, Session
 from seedrl.serving.slots import NOBODY, FinishedEpisodes, Indices, Slots
 from seedrl.specs import Arrays, each, rows_of
 from seedrl.store import Place, Record, Store
@@ -104,6 +104,8 @@ class Inference:
         )
         timer.lap("copy")
         output, next_core_state, version = self._forward(inputs, core_state)
+        if any(request.session.exploration is not AS_TRAINED for request in requests):
+            output = output._replace(logits=self._explored(requests, output.logits))
         action = self._actions.choose(output.logits, self._noise_for(batch.slots)).cpu().numpy()
         timer.lap("forward")
         self._answer(_split(requests, self._actions.told(action)))
@@ -121,6 +123,14 @@ class Inference:
         if len(full):
             self._full = FullRows(batch.slots[full], core_state[upload(full, self._device)])
         timer.lap("record")
+
+    def _explored(self, requests: list[Request], logits: Tensor) -> Tensor:
+        """What actions are really drawn from, so that it is recorded; who acts as trained keeps its logits."""
+        counts = [request.rows for request in requests]
+        by_request = np.array([request.session.exploration for request in requests], np.float32)
+        temperature, epsilon = upload(np.ascontiguousarray(by_request.repeat(counts, axis=0).T), self._device)
+        explores = (temperature != AS_TRAINED.temperature) | (epsilon != AS_TRAINED.epsilon)
+        return torch.where(explores.unsqueeze(-1), self._actions.explored(logits, temperature, epsilon), logits)
 
     def _noise_for(self, slots: Indices) -> Tensor:
         """Without noise the likeliest action is chosen."""
