@@ -109,7 +109,7 @@ class DecodingServer(EchoServer):
         self._action = np.zeros(case.rows, np.int32)
 
     def _handler(self) -> Any:
-        return service_handler(self._stream, status=self._stream)
+        return service_handler(self._stream, status=self._stream, control=self._stream)
 
     async def _stream(self, _: Any, context: Any) -> None:
         session = Session(1, "bench", np.arange(self._envs), np.zeros(self._envs, np.uint8))

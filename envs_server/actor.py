@@ -37,6 +37,7 @@ from seedrl.wire.memory import Offer, SharedBuffers, open_buffers, this_host
 from seedrl.wire.status import is_worth_retrying
 
 REPORT_SECONDS = 2.0
+PAUSE_SECONDS = 0.1  # between looks whether a pause is over
 RETURN_SECONDS = 1.0  # for the environments to give back the thread that waits for them
 FAILURE_SECONDS = 600.0  # failures of environments longer ago are forgotten
 MAKE_SECONDS = 120.0  # to make environments; the learner waits no longer
@@ -182,6 +183,7 @@ class ActorSession:
         self._channel = link.open()
         self._pool: Pool | None = None
         self._pool_ready = threading.Event()
+        self._paused = False  # the learner has asked for no further Step
         self._leaving = threading.Event()
         self._stepping = threading.Semaphore(0)  # groups the pool is stepping
         self._in_pool = threading.Lock()  # held while a thread waits inside the environments' own code
@@ -244,8 +246,8 @@ class ActorSession:
                 self._start_pool(codec.decode_welcome(response.welcome))
             elif kind == "memory":
                 self._share(codec.decode_memory(response.memory))
-            elif kind == "control":
-                return self._obey(response.control)
+            elif kind == "control" and (ending := self._obey(response.control)) is not None:
+                return ending
         if self._failure is not None:
             raise self._failure
         return Ending.lost, "the learner closed the stream"
@@ -311,7 +313,13 @@ class ActorSession:
             self._free_buffers.extend(range(1, memory.count + 1))
             self._memory = memory
 
-    def _obey(self, control: pb.Control) -> tuple[Ending, str]:
+    def _obey(self, control: pb.Control) -> tuple[Ending, str] | None:
+        """How the session ends; None if it goes on, with a pause perhaps."""
+        if control.command in (pb.Control.COMMAND_PAUSE, pb.Control.COMMAND_RESUME):
+            self._paused = control.command == pb.Control.COMMAND_PAUSE
+            stepping = self._stepping_since != NOT_STEPPING
+            self._stepping_since[stepping] = self._looks  # a pause is nobody's fault
+            return None
         if control.command == pb.Control.COMMAND_END:
             return Ending.over, control.reason
         ending = Ending.again if control.command == pb.Control.COMMAND_RESET else Ending.lost
@@ -379,7 +387,9 @@ class ActorSession:
     def _wait_for_group(self) -> bool:
         """Waits until the pool is stepping a group; false when the session ends instead."""
         while not self._leaving.is_set():
-            if self._stepping.acquire(timeout=0.5):
+            if self._paused:
+                self._leaving.wait(PAUSE_SECONDS)
+            elif self._stepping.acquire(timeout=0.5):
                 return True
         return False
 
@@ -398,14 +408,14 @@ class ActorSession:
         silent, progress = 0.0, self._progress
         while not self._leaving.wait(timeout=pause):
             self._looks += 1
-            silent = silent + pause if self._progress == progress else 0.0
+            silent = silent + pause if self._progress == progress and not self._paused else 0.0
             progress = self._progress
             if self._building:
                 self._failure = self._overdue("the environments could not be made", silent, MAKE_SECONDS)
             elif silent and (self._pending or self._pool is None):  # perhaps the learner is to blame
                 if silent >= self._config.step_deadline:
                     self._stuck = f"the learner has not answered for {silent:.0f} s"
-            else:
+            elif not self._paused:
                 self._failure = self._failure or self._hanging(pause)
             if self._failure or self._stuck:
                 self.cancel()

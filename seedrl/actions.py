@@ -23,6 +23,7 @@ from torch.nn import functional
 from seedrl.specs import ActionSpec, Arrays, ChoiceSpec, EnvSpec, NumberSpec, as_tree
 
 SMALLEST, LARGEST = -5.0, 2.0  # logarithms of deviations
+FORBIDDEN_BELOW = -1e8  # logits of choices that a mask forbids
 
 
 class Choices:
@@ -39,6 +40,16 @@ class Choices:
 
     def choose(self, logits: Tensor, noise: Tensor) -> Tensor:
         return self._apart(logits + noise).argmax(dim=-1)
+
+    def explored(self, logits: Tensor, temperature: Tensor, epsilon: Tensor) -> Tensor:
+        """Logits of softmax(logits / temperature), mixed with all allowed choices alike."""
+        apart = self._apart(logits)
+        allowed = apart > FORBIDDEN_BELOW
+        log_policy = functional.log_softmax(apart / temperature.unsqueeze(-1), dim=-1)
+        share = epsilon.unsqueeze(-1)
+        uniform = share.log() - allowed.sum(dim=-1, keepdim=True).log()
+        mixed = torch.logaddexp(torch.log1p(-share) + log_policy, uniform)
+        return torch.where(allowed, mixed, apart).flatten(-2)
 
     def log_prob(self, logits: Tensor, action: Tensor) -> Tensor:
         log_policy = functional.log_softmax(self._apart(logits), dim=-1)
@@ -76,6 +87,11 @@ class Amounts:
     def choose(self, numbers: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = self._apart(numbers)
         return mean + log_std.exp() * noise
+
+    def explored(self, numbers: Tensor, temperature: Tensor, epsilon: Tensor) -> Tensor:
+        """Deviations times temperature."""
+        mean, log_std = self._apart(numbers)
+        return torch.cat([mean, log_std + temperature.log()], dim=-1)
 
     def log_prob(self, numbers: Tensor, action: Tensor) -> Tensor:
         mean, log_std = self._apart(numbers)
@@ -124,6 +140,16 @@ class Actions:
             return (numbers + noise).argmax(dim=-1)
         split = zip(self._parts, self._apart(numbers), noise.split(self._noise, dim=-1), strict=True)
         return torch.cat([part.choose(own, drawn) for part, own, drawn in split], dim=-1)
+
+    def explored(self, numbers: Tensor, temperature: Tensor, epsilon: Tensor) -> Tensor:
+        """The numbers of a policy that explores more or less, [N, P]; temperature and epsilon are [N].
+
+        Choices have softmax(logits / temperature) with probability 1 - epsilon, and else any that is allowed, all
+        alike; amounts have `temperature` times their deviation. At 1 and 0 the distribution is the same.
+        """
+        temperature, epsilon = temperature.unsqueeze(-1), epsilon.unsqueeze(-1)
+        split = zip(self._parts, self._apart(numbers), strict=True)
+        return torch.cat([part.explored(own, temperature, epsilon) for part, own in split], dim=-1)
 
     def log_prob(self, numbers: Tensor, action: Tensor) -> Tensor:
         action = action.unsqueeze(-1) if self._is_plain else action

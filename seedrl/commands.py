@@ -25,13 +25,16 @@ from seedrl.config import (
     BenchConfig,
     CardConfig,
     CertsConfig,
+    ControlConfig,
     DoctorConfig,
+    EvalConfig,
     ExportConfig,
     LearnerConfig,
     ObserveConfig,
     PlotConfig,
     RecordConfig,
     RunConfig,
+    ServeConfig,
     StatusConfig,
     check,
 )
@@ -59,6 +62,27 @@ def _actor(config: ActorConfig) -> None:
     from envs_server.main import run_actor
 
     run_actor(config)
+
+
+def _eval(config: EvalConfig) -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from seedrl.evaluate import run_eval
+
+    run_eval(config)
+
+
+def _serve(config: ServeConfig) -> None:
+    refuse_if_taken(config.listen)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from seedrl.serve import run_serve
+
+    run_serve(config)
+
+
+def _control(config: ControlConfig) -> None:
+    from seedrl.control import run_control
+
+    run_control(config)
 
 
 def _bench(config: BenchConfig) -> None:
@@ -138,6 +162,14 @@ COMMANDS = {
     "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
     "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
+    "eval": Command("measure the policy of a run by whole episodes, without learning", EvalConfig, _eval),
+    "serve": Command("serve the policy of a run to whoever asks for actions", ServeConfig, _serve),
+    "control": Command(
+        "steer running actors: pause, resume, reset, drain, temperature=, epsilon=, options=",
+        ControlConfig,
+        _control,
+        words="do",
+    ),
     "status": Command("a running learner, its actors and what limits them", StatusConfig, _status),
     "doctor": Command("check a run before it starts, or name the bottleneck of one that runs", DoctorConfig, _doctor),
     "export": Command("write a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export),
@@ -236,9 +268,9 @@ def register_schemas() -> None:
     """Makes the dataclasses known to Hydra. Keyword arguments for foreign constructors may have any keys."""
     for name, command in COMMANDS.items():
         schema = OmegaConf.structured(command.schema)
-        for section in ("env", "model"):
-            if section in schema:
-                OmegaConf.set_struct(schema[section].options, False)
+        for section in (schema.get("env"), schema.get("model"), schema):
+            if section is not None and "options" in section:
+                OmegaConf.set_struct(section.options, False)
         ConfigStore.instance().store(name=f"{name}_schema", node=schema)
 
 

@@ -123,6 +123,9 @@ class ActorsConfig:
     count: int = key(1, "actor processes started by `seedrl run`")
     envs: int = key(32, "environments of each actor")
     groups: int = key(2, "groups of environments in flight per actor, so that stepping overlaps inference")
+    evaluation: float = key(
+        0.0, "share of each actor's environments that act greedily, are reported apart and never trained on"
+    )
     threads: int = key(0, "environment threads of each actor started by `seedrl run`; 0 for one per core")
     max_restarts: int = key(10, "times within ten minutes that `seedrl run` restarts crashed actors before it gives up")
 
@@ -231,6 +234,58 @@ class StatusConfig:
 
 
 @dataclass
+class EvalConfig:
+    """Settings of `seedrl eval`."""
+
+    run: str = key(MISSING, "the run directory")
+    checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
+    episodes: int = key(100, "episodes of each seed, their number fixed for each environment beforehand")
+    seeds: int = key(1, "times to evaluate, each with other environments")
+    seed: int = key(1, "the first of the seeds; none of them is like one of training")
+    greedy: bool = key(True, "take the likeliest action; false samples, as in training")
+    envs: int = key(0, "environments of each actor; 0 for the run's; no more than there are episodes for")
+    actors: int = key(1, "actor processes")
+    options: dict[str, Any] = key({}, "other keyword arguments of the environment, e.g. {episodic_life: false}")
+    out: str = key("", "JSON file to write; empty for one of its own in eval/ of the run directory")
+    json: bool = key(False, "print JSON instead of a few lines; --json does the same")
+    device: Device = key(Device.auto, "auto | cpu | cuda")
+    threads: int = key(0, "torch threads; 0 for half the cores")
+
+
+@dataclass
+class ServeConfig:
+    """Settings of `seedrl serve`."""
+
+    run: str = key(MISSING, "the run directory")
+    checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
+    listen: str = key("127.0.0.1:50052", "address to serve on: HOST:PORT or unix:PATH")
+    greedy: bool = key(True, "take the likeliest action; false samples, as in training")
+    watch: bool = key(False, "serve a newer checkpoint as soon as there is one; SIGHUP asks for it once")
+    envs: int = key(0, "environments that a client is told to have, and may have less of; 0 for the run's")
+    max_slots: int = key(256, "environments served at once; further clients are refused")
+    max_silence: float = key(0.0, "seconds a client may take for a step before it is sent away; 0 for any time")
+    metrics: str = key("", "HOST:PORT of /metrics, /healthz and /readyz, port 0 for any free one; empty for none")
+    seed: int = key(1, "of sampled actions, and of environments of our own actors")
+    device: Device = key(Device.auto, "auto | cpu | cuda")
+    threads: int = key(0, "torch threads; 0 for half the cores")
+    security: SecurityConfig = group(SecurityConfig)
+
+
+@dataclass
+class ControlConfig:
+    """Settings of `seedrl control`."""
+
+    do: list[str] = key([], "pause | resume | reset | drain, as a word of its own: seedrl control pause")
+    actor: str = key("", "name of the actor; empty for all of them, and those to come")
+    temperature: float | None = key(None, "exploration: logits are divided by it, deviations multiplied; 1 for none")
+    epsilon: float | None = key(None, "exploration: share of choices made at random; 0 for none")
+    options: dict[str, Any] = key({}, "other keyword arguments of the environments, which are made anew with them")
+    learner: str = key("", "the learner's address: HOST:PORT or unix:PATH")
+    run: str = key("", "run directory of the learner; without it and learner=, the newest below runs/")
+    security: SecurityConfig = group(SecurityConfig)
+
+
+@dataclass
 class DoctorConfig(RunConfig):
     """Settings of `seedrl doctor`: those of the run it checks, or where to find the run it looks at."""
 
@@ -321,6 +376,12 @@ def group_size(config: LearnerConfig) -> int:
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
 
 
+def evaluation_envs(actors: ActorsConfig) -> list[int]:
+    """Which environments of an actor are for evaluation: some from all over, and at least one if there is a share."""
+    count = max(1, round(actors.evaluation * actors.envs)) if actors.evaluation else 0
+    return [number * actors.envs // count for number in range(count)]
+
+
 def available_cores() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -363,6 +424,10 @@ def check(config: LearnerConfig) -> None:
     _require(
         actors.envs >= 1 and actors.groups >= 1 and actors.envs % actors.groups == 0,
         f"actors.groups={actors.groups} must divide actors.envs={actors.envs}",
+    )
+    _require(
+        0 <= actors.evaluation < 1 and len(evaluation_envs(actors)) < actors.envs,
+        f"actors.evaluation={actors.evaluation} of actors.envs={actors.envs} leaves no environment to train on",
     )
     _require(
         actors.envs <= serving.max_slots,
@@ -489,6 +554,22 @@ def check_actor(config: ActorConfig) -> None:
     _require(config.patience >= 0, f"patience={config.patience} must not be negative")
     _require(config.step_deadline > 0, f"step_deadline={config.step_deadline} must be positive")
     _require(config.max_env_failures >= 0, f"max_env_failures={config.max_env_failures} must not be negative")
+
+
+def check_eval(config: EvalConfig) -> None:
+    """Refuses settings of an evaluation that cannot work."""
+    _require(config.episodes >= 1, f"episodes={config.episodes} must be at least 1")
+    _require(config.seeds >= 1, f"seeds={config.seeds} must be at least 1")
+    _require(config.seed >= 0, f"seed={config.seed} must not be negative")
+    _require(config.envs >= 0, f"envs={config.envs} must not be negative")
+    _require(1 <= config.actors <= config.episodes, f"actors={config.actors} must be 1 to episodes={config.episodes}")
+
+
+def check_serve(config: ServeConfig) -> None:
+    """The same for serving; the address and who may connect are checked as a learner's."""
+    _require(config.envs >= 0, f"envs={config.envs} must not be negative")
+    _require(config.max_slots >= 1, f"max_slots={config.max_slots} must be at least 1")
+    _require(config.seed >= 0, f"seed={config.seed} must not be negative")
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -1,6 +1,7 @@
 """`seedrl run`: a learner and its actors as child processes of this machine, supervised. Knows nothing of torch."""
 
 import contextlib
+import math
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from seedrl.config import LearnerConfig, check, modules_of
 from seedrl.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.rundir import RunDirectory
+from seedrl.status import DRAINED
 
 POLL_SECONDS = 0.1
 GOODBYE_SECONDS = 20.0
@@ -137,7 +139,7 @@ class Supervisor:
         words = self._last_words(number)
         self._note_end(actor, code, words)
         if code == 0:  # it was told that training is over; if not, the learner is still there in a while
-            actor.start_in(RETURN_SECONDS)
+            actor.start_in(math.inf if words.endswith(DRAINED) else RETURN_SECONDS)
             return
         if code in HOPELESS:
             raise HOPELESS[code](f"actor {number} cannot run: {words}")
@@ -168,15 +170,7 @@ class Supervisor:
         return process
 
     def _start_actor(self, number: int) -> Process:
-        settings = [
-            f"learner={_quoted(self._address)}",
-            f"name=actor-{number}",
-            f"threads={self._config.actors.threads}",
-            f"modules=[{','.join(modules_of(self._config.env))}]",
-            f"security.token_file={_quoted(self._config.security.token_file)}",  # SEEDRL_TOKEN is inherited
-        ]
-        with self._log(number).open("ab") as log:
-            return start_module("envs_server", *settings, stdout=log, stderr=log)
+        return start_actor(self._config, self._address, f"actor-{number}", self._log(number))
 
     def _log(self, number: int) -> Path:
         return self._run.logs / f"actor-{number}.log"
@@ -233,6 +227,19 @@ class Supervisor:
             if self._state is not None:
                 context.state, context.reason = self._state
             self._is_noted = True
+
+
+def start_actor(config: LearnerConfig, address: str, name: str, log: Path) -> Process:
+    """An actor of this machine for a learner at this address; what it prints goes into the log."""
+    settings = [
+        f"learner={_quoted(address)}",
+        f"name={name}",
+        f"threads={config.actors.threads}",
+        f"modules=[{','.join(modules_of(config.env))}]",
+        f"security.token_file={_quoted(config.security.token_file)}",  # SEEDRL_TOKEN is inherited
+    ]
+    with log.open("ab") as out:
+        return start_module("envs_server", *settings, stdout=out, stderr=out)
 
 
 def _waiting(context: Context) -> str:

@@ -143,7 +143,8 @@ def info(meaning: str) -> Any:
 class ServingMetrics:
     """Written by the server thread."""
 
-    env_steps: int = counter("Transitions of environments: rows that are not resets")
+    env_steps: int = counter("Transitions of environments, evaluation left out: rows that are not resets")
+    eval_steps: int = counter("Transitions of environments for evaluation, which are never trained on")
     rows: int = counter("Rows answered, resets included")
     batches: int = counter("Forward passes of inference")
     batch_rows: Histogram = histogram(ROWS, "Rows of a batch")
@@ -164,6 +165,9 @@ class ServingMetrics:
     episodes: int = counter("Episodes finished")
     episode_return: Histogram = histogram(RETURNS, "Undiscounted, unclipped return of finished episodes")
     episode_length: Histogram = histogram(STEPS, "Steps of finished episodes")
+    eval_episodes: int = counter("Evaluation episodes finished; those of training are not among them, nor the reverse")
+    eval_return: Histogram = histogram(RETURNS, "Undiscounted, unclipped return of finished evaluation episodes")
+    eval_length: Histogram = histogram(STEPS, "Steps of finished evaluation episodes")
     unrolls_made: int = counter("Unrolls finished and handed to the learner")
     unrolls_dropped: dict[str, int] = counters(
         "reason", ("session_ended",), "Unrolls discarded before they were handed over, because their session ended"
@@ -194,15 +198,25 @@ class ServingMetrics:
     actors_env_failures: int = counter("Sessions of actors whose environments had failed in the one before")
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # of the last finished episodes
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=100))
+    eval_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # the same, of evaluation
 
     @property
     def return_mean_100(self) -> float | None:
-        returns = self.returns.copy()
-        return sum(returns) / len(returns) if returns else None
+        return _mean(self.returns)
+
+    @property
+    def eval_return_mean_100(self) -> float | None:
+        return _mean(self.eval_returns)
 
     @property
     def batch_mean(self) -> float:
         return self.rows / self.batches if self.batches else 0.0
+
+
+def _mean(values: deque[float]) -> float | None:
+    """Of what another thread may add to meanwhile."""
+    seen = values.copy()
+    return sum(seen) / len(seen) if seen else None
 
 
 @dataclass
@@ -248,6 +262,7 @@ class LearnerState:
     insecure: float = gauge("1 if something is served beyond this machine without TLS and token, as was allowed")
     frames: int = counter("Simulator frames: env_steps times env.frame_skip")
     return_mean: float = gauge("Mean return of the last 100 episodes; NaN before the first one")
+    eval_return_mean: float = gauge("Mean return of the last 100 evaluation episodes; NaN before the first one")
     policy_version: float = gauge("Version of the weights that act")
     sessions_open: float = gauge("Actors connected")
     groups: float = gauge("Groups of environments in circulation: requests that can be under way at once")

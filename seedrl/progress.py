@@ -64,6 +64,7 @@ class ProgressDisplay:
             ("steps", f"{row['env_steps']:,} / {goal:,}"),
             ("steps/s", f"{rate:,.0f}"),
             ("return", ("–" if score is None else f"{score:.2f}") + ("" if target is None else f" → {target:g}")),
+            *_evaluation(row),
             ("episodes", f"{row['episodes']:,}"),
             ("updates", f"{row['updates']:,}"),
             ("policy lag", f"{row['policy_lag']:.1f}"),
@@ -75,6 +76,11 @@ class ProgressDisplay:
         ]
 
 
+def _evaluation(row: Row) -> list[tuple[str, str]]:
+    score = row["eval_return_mean_100"]
+    return [] if score is None else [("evaluation", f"{score:.2f}")]
+
+
 def console() -> Console:
     return Console(file=sys.stdout)
 
@@ -83,10 +89,13 @@ def closing_words(summary: Row, run_dir: str) -> str:
     """The end of a run, for people."""
     score = summary["return_mean_100"]
     shown_score = "no episode finished" if score is None else f"{score:.2f} (mean return of the last 100 episodes)"
+    evaluated = summary["eval_return_mean_100"]
+    of_evaluation = [] if evaluated is None else [f"  evaluation {evaluated:.2f} (the same, acting greedily)"]
     took = duration(summary["seconds"])
     lines = [
         f"{summary['reason']}.",
         f"  score      {shown_score}",
+        *of_evaluation,
         f"  steps      {summary['env_steps']:,} in {took}, {summary['steps_per_second']:,.0f} steps/s",
         f"  updates    {summary['updates']:,}, policy lag {summary['policy_lag_mean']:.1f}, "
         f"learner waited {summary['learner_wait_fraction']:.0%}, {summary['inference_batch_mean']:.0f} rows per batch",

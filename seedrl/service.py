@@ -9,7 +9,6 @@ main        shows progress, handles signals       here
 import contextlib
 import threading
 import time
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.budget import budget_of, check_budget, check_store
-from seedrl.config import LearnerConfig, check, group_size, store_sizes, torch_threads
+from seedrl.config import LearnerConfig, check, store_sizes, torch_threads
 from seedrl.context import ContextFile, State
 from seedrl.device import after_serving, choose_device, own_stream
 from seedrl.errors import Diverged, SeedrlError, ThreadDied
@@ -32,12 +31,8 @@ from seedrl.policy import Policy
 from seedrl.progress import ProgressDisplay, closing_words, console
 from seedrl.rundir import RunDirectory
 from seedrl.saving import Saver
-from seedrl.serving.batcher import Batcher
-from seedrl.serving.batches import Batches
-from seedrl.serving.inference import Inference
-from seedrl.serving.server import Server
-from seedrl.serving.sessions import Request, SessionTable, session_seed
-from seedrl.serving.slots import Slots
+from seedrl.serving.front import Front
+from seedrl.serving.sessions import session_seed
 from seedrl.snapshot import Resumable, initial_weights, load_weights, restore_counters, spec_of
 from seedrl.specs import EnvSpec
 from seedrl.stopping import Stop, reached_goal, stop_on_signals
@@ -62,15 +57,20 @@ class LearnerService:
         self.run_directory.claim(config)
         self.serving = ServingMetrics()
         self.learning = LearningMetrics()
-        self.batcher: Batcher[Request] = Batcher(
-            config.serving.max_rows, config.serving.min_rows, config.serving.max_wait
-        )
         self.display = ProgressDisplay(config, console())
         self.saver = Saver(config.checkpoint, self.run_directory.checkpoints, self.learning, say=self.display.say)
         self.checkpoint = self.saver.load()
         resumed_at = self.checkpoint.state["learning"]["updates"] if self.checkpoint is not None else 0
-        seeds = partial(session_seed, config.seed, resumed_at)
-        self.sessions = SessionTable(config, job_seed=seeds, check_spec=partial(check_store, config, self.device))
+        self.front = Front(
+            config,
+            self.serving,
+            job_seed=partial(session_seed, config.seed, resumed_at),
+            on_failure=self._thread_died,
+            say=self.display.say,
+            describe=lambda: self.monitor.status(),
+            check_spec=partial(check_store, config, self.device),
+        )
+        self.sessions, self.batcher, self.server = self.front.sessions, self.front.batcher, self.front.server
         if self.checkpoint is not None:
             restore_counters(self.checkpoint, self.serving, self.learning)
             self.sessions.agree(spec_of(self.checkpoint))
@@ -85,17 +85,7 @@ class LearnerService:
             self.learning,
             newest_checkpoint=lambda: self.saver.newest,
         )
-        self.server = Server(
-            config,
-            self.sessions,
-            self.batcher,
-            self.serving,
-            on_failure=self._thread_died,
-            say=self.display.say,
-            describe=self.monitor.status,
-        )
         self.learner_thread = threading.Thread(target=self._run_learner, name="learner", daemon=True)
-        self.batches_done: Future[None] | None = None
         self.seconds_before = 0.0  # of this run, in earlier processes
         self.began = time.monotonic()
 
@@ -171,21 +161,16 @@ class LearnerService:
             config, model, actions, self.store, policy, self.learning, env_steps=lambda: self.serving.env_steps
         )
         self.resumable = Resumable(self.learner, generator, self.serving, self.learning, spec)
-        self.inference = inference = Inference(
+        self.front.build(
             policy,
             actions,
-            Slots(config.serving.max_slots, actions, config.env.frame_stack, core_size, device),
             self.store,
-            self.serving,
+            core_size=core_size,
             generator=generator,
             device=device,
-            answer=self.server.answer,
+            may_go_on=self._is_in_step if config.lockstep else lambda: True,
         )
-        self.batches = Batches(
-            self.batcher, inference, self.serving, may_go_on=self._is_in_step if config.lockstep else lambda: True
-        )
-        self.store.on_free = self.batches.wake
-        self.sessions.on_leave = inference.release
+        self.batches, self.inference = self.front.batches, self.front.inference
         self._restore()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.display.say(
@@ -209,7 +194,7 @@ class LearnerService:
         self.began = time.monotonic()
         self.monitor.begin(self.store, self.policy, self.batches, self.seconds_before)
         self.learner_thread.start()
-        self.batches_done = self.server.run(self._serve_batches())
+        self.front.begin(on_ready=self._become_ready)
 
     def _watch(self) -> None:
         while not self.stop.wait(LOOK_SECONDS):
@@ -223,7 +208,7 @@ class LearnerService:
         """Threads first, so that nothing moves any more; then the checkpoint; then the actors."""
         failed = self.stop.failure is not None
         self.membership.enter(State.FAILED if failed else State.DRAINING, self.stop.reason)
-        was_running = self.batches_done is not None
+        was_running = self.front.has_begun
         if was_running:
             self._join_threads()
         if was_running and self.stop.failure is None:
@@ -246,15 +231,12 @@ class LearnerService:
 
     def _join_threads(self) -> None:
         """Serving pauses and the learner ends, each in time."""
-        self.batches.stop()
+        self.front.pause()
         deadline = time.monotonic() + STOP_SECONDS
         self.learner_thread.join(STOP_SECONDS)
         if self.learner_thread.is_alive():
             self.stop.fail(ThreadDied(f"thread learner did not stop within {STOP_SECONDS:.0f} s"))
-        try:
-            assert self.batches_done is not None
-            self.batches_done.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
+        if not self.front.wait(max(0.0, deadline - time.monotonic())):
             self.stop.fail(ThreadDied(f"thread server did not stop within {STOP_SECONDS:.0f} s"))
 
     # The threads.
@@ -275,14 +257,11 @@ class LearnerService:
         failure.__cause__ = error if failure is not error else None
         self.stop.ask("failed", str(failure), failure)
 
-    async def _serve_batches(self) -> None:
+    def _become_ready(self) -> None:
         """Runs in the server thread."""
-        torch.set_flush_denormal(True)  # of this thread, as in the learner's
-        self.inference.warm_up(min(group_size(self.config), self.config.serving.max_rows))
         if not self.stop.is_set():
             self.monitor.is_ready = True
             self.server.set_ready(True)
-        await self.batches.run()
 
     def _is_in_step(self) -> bool:
         """Lock-step: no further step before every update that the finished unrolls allow."""

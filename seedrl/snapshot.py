@@ -17,6 +17,8 @@ from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 
+NEWEST, BEST = "newest", "best"
+
 
 @dataclass
 class Resumable:
@@ -42,6 +44,7 @@ class Resumable:
             "learning": totals_of(self.learning),
             "returns": list(self.serving.returns.copy()),
             "lengths": list(self.serving.lengths.copy()),
+            "eval_returns": list(self.serving.eval_returns.copy()),
             "score": self._score(),
         }
         return Checkpoint(tensors, state)
@@ -66,6 +69,7 @@ def restore_counters(checkpoint: Checkpoint, serving: ServingMetrics, learning: 
     restore_totals(learning, state["learning"])
     serving.returns.extend(state["returns"])
     serving.lengths.extend(state["lengths"])
+    serving.eval_returns.extend(state.get("eval_returns", []))
 
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:
@@ -78,6 +82,26 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
         model.load_state_dict(files.without_prefix("model", checkpoint.tensors))
     except RuntimeError as error:
         raise RunDirectoryError(f"the checkpoint does not fit this model: {error}") from error
+
+
+def chosen_checkpoint(run: Path, which: str, warn: Callable[[str], None]) -> Checkpoint:
+    """A checkpoint of a run: its newest, its best, or the one of this name or directory. Changes nothing there."""
+    directory = run / "checkpoints"
+    if which == NEWEST:
+        newest = files.load_newest(directory, warn)
+        if newest is None:
+            raise ConfigError(f"there is no checkpoint in {directory} yet")
+        return newest
+    if which == BEST:
+        best = files.best(directory)
+        if best is None:
+            raise ConfigError(f"no checkpoint in {directory} has a score of 100 episodes; take checkpoint=newest")
+        return files.load(best)
+    for path in (Path(which), directory / which):
+        if (path / files.MANIFEST).exists():
+            return files.load(path)
+    known = ", ".join([NEWEST, BEST, *(path.name for path in files.found(directory))])
+    raise ConfigError(f"checkpoint={which} is neither a checkpoint's directory nor one of {known}")
 
 
 def initial_weights(source: str, warn: Callable[[str], None]) -> Checkpoint:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 SILENT_SECONDS = 5.0  # after which an actor is pointed out
+DRAINED = "Drained, as was asked"  # an actor's last words if it is not to come back
 
 
 @dataclass(frozen=True, slots=True)

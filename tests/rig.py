@@ -14,7 +14,7 @@ from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.serving.inference import Answer, Inference
 from seedrl.serving.sessions import Request, Session
-from seedrl.serving.slots import Slots
+from seedrl.serving.slots import FinishedEpisodes, Slots
 from seedrl.specs import EnvSpec
 from seedrl.store import Store
 from seedrl.wire.codec import RESET, Rows
@@ -61,6 +61,7 @@ class Rig:
         unroll_length: int = 4,
         frame_stack: int = 1,
         seed: int = 0,
+        greedy: bool = True,
     ) -> None:
         self.model = model if model is not None else make_model(stacked(spec, frame_stack))
         core_size = int(self.model.core_size)
@@ -77,6 +78,7 @@ class Rig:
             device=CPU,
         )
         self.answers: list[Answer] = []
+        self.evaluated: list[FinishedEpisodes] = []
         self.inference = Inference(
             self.policy,
             Actions(spec),
@@ -86,12 +88,14 @@ class Rig:
             generator=torch.Generator().manual_seed(seed),
             device=CPU,
             answer=self.answers.extend,
+            greedy=greedy,
+            on_evaluated=self.evaluated.append,
         )
         self._sessions = 0
         self._requests = 0
 
-    def join(self, slots: Sequence[int]) -> Session:
-        """A new session with these slots; whoever had them before is not told."""
+    def join(self, slots: Sequence[int], evaluates: Sequence[bool] | None = None) -> Session:
+        """A new session with these slots, some for evaluation; whoever had them before is not told."""
         self._sessions += 1
         n = len(slots)
         return Session(
@@ -99,6 +103,7 @@ class Rig:
             name="actor",
             slots=np.array(slots, np.int64),
             expects=np.full(n, RESET, np.uint8),
+            evaluates=None if evaluates is None else np.array(evaluates, np.bool_),
         )
 
     def request(self, session: Session, rows: Rows) -> Request:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal
 
 from seedrl.actions import LARGEST, SMALLEST, Actions
+from seedrl.models.base import FORBIDDEN
 from seedrl.specs import ActionSpec, ArraySpec, ChoiceSpec, EnvSpec, NumberSpec, discrete
 
 INFINITY = float("inf")
@@ -121,3 +122,61 @@ def test_features_tell_actions_apart(tree: Any) -> None:
     features = actions.features(drawn)
     assert features.shape == (50, actions.feature_size)
     assert len(features.unique(dim=0)) == len(drawn.unique(dim=0))
+
+
+# Exploration, against probabilities.
+
+
+def probabilities(actions: Actions, numbers: torch.Tensor, choices: list[Any]) -> torch.Tensor:
+    """Of single actions, for one row of numbers."""
+    taken = torch.tensor(choices)
+    return actions.log_prob(numbers.expand(len(choices), -1), taken).exp()
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_explored_choices_have_the_probabilities_of_a_mixture(temperature: float, epsilon: float) -> None:
+    actions = Actions(EnvSpec(OBSERVATION, discrete(4)))
+    logits = torch.tensor([[0.3, -1.0, 2.0, 0.0]])
+    found = actions.explored(logits, torch.tensor([temperature]), torch.tensor([epsilon]))
+    expected = (1 - epsilon) * torch.softmax(logits[0].double() / temperature, 0) + epsilon / 4
+    torch.testing.assert_close(probabilities(actions, found, [0, 1, 2, 3]).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_explored_choices_that_are_forbidden_stay_so() -> None:
+    actions = Actions(EnvSpec(OBSERVATION, discrete(4)))
+    logits = torch.tensor([[0.0, FORBIDDEN, 1.0, FORBIDDEN]])
+    found = actions.explored(logits, torch.tensor([2.0]), torch.tensor([0.5]))
+    expected = 0.5 * torch.softmax(torch.tensor([0.0, 0.5]), 0) + 0.5 / 2
+    torch.testing.assert_close(probabilities(actions, found, [0, 2]), expected)
+    assert probabilities(actions, found, [1, 3]).tolist() == [0.0, 0.0]
+    assert torch.isfinite(found).all()
+
+
+def test_explored_rows_are_explored_each_by_itself() -> None:
+    actions = Actions(EnvSpec(OBSERVATION, discrete(3)))
+    logits = torch.tensor([[0.0, 1.0, 2.0]] * 3)
+    found = actions.explored(logits, torch.tensor([1.0, 0.5, 1.0]), torch.tensor([0.0, 0.0, 1.0])).softmax(-1)
+    torch.testing.assert_close(found[0], logits[0].softmax(-1))
+    torch.testing.assert_close(found[1], (2 * logits[1]).softmax(-1))
+    torch.testing.assert_close(found[2], torch.full((3,), 1 / 3))
+
+
+def test_explored_amounts_have_a_scaled_deviation_and_their_mean() -> None:
+    actions = Actions(EnvSpec(OBSERVATION, NumberSpec((-1.0, -1.0), (1.0, 1.0), (2,))))
+    numbers = torch.tensor([[0.3, -0.4, -1.0, 9.0]])  # the last deviation is clamped to exp(2)
+    found = actions.explored(numbers, torch.tensor([0.5]), torch.tensor([0.9]))
+    expected = torch.distributions.Normal(torch.tensor([0.3, -0.4]), 0.5 * torch.tensor([-1.0, 2.0]).exp())
+    taken = torch.tensor([[0.1, 0.7]])
+    torch.testing.assert_close(actions.log_prob(found, taken), expected.log_prob(taken).sum(-1))
+    noise = torch.tensor([[1.0, -2.0]])
+    torch.testing.assert_close(actions.choose(found, noise), (expected.mean + expected.stddev * noise[0])[None])
+
+
+def test_explored_at_temperature_one_and_epsilon_zero_changes_no_probability() -> None:
+    spec = EnvSpec(OBSERVATION, {"go": ChoiceSpec((3, 2), (2,)), "push": NumberSpec((-1.0,), (1.0,), (1,))})
+    actions = Actions(spec)
+    numbers = torch.randn(5, spec.policy_size, generator=torch.Generator().manual_seed(1))
+    taken = actions.choose(numbers, actions.noise(5, torch.Generator().manual_seed(2)))
+    found = actions.explored(numbers, torch.ones(5), torch.zeros(5))
+    torch.testing.assert_close(actions.log_prob(found, taken), actions.log_prob(numbers, taken))

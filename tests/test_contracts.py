@@ -51,6 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("seedrl.monitoring", "seedrl.rundir", "seedrl.context", "seedrl.membership", "seedrl.stopping"),
         *("seedrl.summary", "seedrl.progress", "seedrl.budget", "seedrl.snapshot", "seedrl.saving"),
         *("seedrl.service", "seedrl.children", "seedrl.launch", "seedrl.certs", "seedrl.trained"),
+        *("seedrl.deployment", "seedrl.evaluate", "seedrl.serve", "seedrl.control"),
     ),
     ("seedrl.commands",),
     ("seedrl.__main__", "envs_server.__main__"),
@@ -67,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.models",
         "seedrl.policy",
         "seedrl.store",
+        "seedrl.serving.front",
         "seedrl.serving.inference",
         "seedrl.serving.slots",
         "seedrl.learning",
@@ -74,6 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.snapshot",
         "seedrl.service",
         "seedrl.trained",
+        "seedrl.deployment",
     },
     "grpc": {
         "seedrl.v1",

@@ -13,6 +13,7 @@ from seedrl.actions import Actions
 from seedrl.config import ModelConfig
 from seedrl.models.build import build_model
 from seedrl.serving.inference import Noise
+from seedrl.serving.sessions import Exploration
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows
@@ -404,3 +405,35 @@ def test_finish_unrolls_full_store_goes_on_as_the_learner_takes() -> None:
     assert rig.store.take(2, timeout=0) is not None
     assert rig.inference.finish_unrolls()
     assert rig.store.completed == 4
+
+
+# Exploration.
+
+
+def test_run_session_that_explores_is_recorded_with_what_its_actions_were_drawn_from() -> None:
+    """V-trace divides by the probability of acting so: it has to be that of the temperature and epsilon then."""
+    pools = [FakePool(make_job(2)) for _ in range(2)]
+    rig = Rig(pools[0].spec, slots=4, unroll_length=4)
+    plain, hot = rig.join([0, 1]), rig.join([2, 3])
+    hot.exploration = Exploration(temperature=3.0, epsilon=0.25)
+    for _ in range(5):
+        rows = [pool.recv() for pool in pools]
+        actions = rig.run(rig.request(plain, rows[0]), rig.request(hot, rows[1]))
+        for pool, row, action in zip(pools, rows, actions, strict=True):
+            pool.send(action, row.env_id)
+    unrolls = rig.store.take(4, timeout=0)
+    assert unrolls is not None
+    policy = replay_at_once(unrolls, rig.model).logits
+    torch.testing.assert_close(unrolls.behavior_logits[:, :2], policy[:, :2])
+    drawn = unrolls.behavior_logits[:, 2:].softmax(-1)
+    torch.testing.assert_close(drawn, 0.75 * (policy[:, 2:] / 3).softmax(-1) + 0.25 / 3)
+
+
+def test_run_session_that_explores_draws_with_those_probabilities() -> None:
+    model = Telling(num_actions=3)  # certain of itself
+    rig = Rig(make_spec(), model, slots=1000)
+    session = rig.join(range(1000))
+    session.exploration = Exploration(epsilon=0.6)
+    (action,) = rig.run(rig.request(session, make_rows(np.ones((1000, 2), np.float32))))
+    shares = np.bincount(action, minlength=3) / 1000
+    np.testing.assert_allclose(shares, [0.2, 0.6, 0.2], atol=0.05)

@@ -144,7 +144,7 @@ class Monitor:
         config = self._config
         now = time.monotonic()
         version = self._policy.version if self._sampler else 0
-        actors = [_actor_status(session, version, now) for session in list(self._sessions.open.values())]
+        actors = [actor_status(session, version, now) for session in list(self._sessions.open.values())]
         actors.sort(key=lambda actor: (actor.silent_seconds < SILENT_SECONDS, -actor.round_trip_seconds))
         return Status(
             state=self.state,
@@ -183,7 +183,7 @@ class Monitor:
     def _refresh(self) -> None:
         """Runs in the endpoint's thread, for one look at a time."""
         state, config, status = self._state, self._config, self.status()
-        mean = self._serving.return_mean_100
+        mean, eval_mean = self._serving.return_mean_100, self._serving.eval_return_mean_100
         state.run_info = {
             "env": config.env.id,
             "model": config.model.name,
@@ -194,6 +194,7 @@ class Monitor:
         state.insecure = float(bool(exposures(config)))
         state.frames = self._serving.env_steps * config.env.frame_skip
         state.return_mean = math.nan if mean is None else mean
+        state.eval_return_mean = math.nan if eval_mean is None else eval_mean
         state.sessions_open = len(status.actors)
         state.slots_taken, state.slots_limit = self._sessions.slots_taken, config.serving.max_slots
         state.waiting_rows, state.batch_rows_limit = self._batcher.waiting_rows, config.serving.max_rows
@@ -231,7 +232,7 @@ def trouble(serving: ServingMetrics, learning: LearningMetrics) -> dict[str, int
     return {words: count for words, count in counts.items() if count}
 
 
-def _actor_status(session: Session, policy_version: int, now: float) -> ActorStatus:
+def actor_status(session: Session, policy_version: int, now: float) -> ActorStatus:
     recent = session.recent
     busy = recent.wait_seconds + recent.env_seconds
     return ActorStatus(

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from seedrl.config import DoctorConfig, StatusConfig
+from seedrl.config import ControlConfig, DoctorConfig, StatusConfig
 from seedrl.context import Context, ContextFile, State, dump
 from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
 from seedrl.monitoring.words import duration
@@ -35,13 +35,18 @@ def run_status(config: StatusConfig) -> None:
 
 def learner_status(config: StatusConfig | DoctorConfig) -> Status:
     """What a learner says of itself, found by its address, by its run directory, or as the newest below runs/."""
-    if config.learner:
-        return decode_status(ask_status(Link(config.learner, config.security), ANSWER_SECONDS))
-    directory = _directory(config.run)
+    link = link_to(config)
     try:
-        return decode_status(ask_status(Link(_address_in(directory), config.security), ANSWER_SECONDS))
+        return decode_status(ask_status(link, ANSWER_SECONDS))
     except LearnerLost as error:
-        raise LearnerLost(f"{error}; {_last_words(directory)}") from error
+        if config.learner:
+            raise
+        raise LearnerLost(f"{error}; {_last_words(_directory(config.run))}") from error
+
+
+def link_to(config: StatusConfig | DoctorConfig | ControlConfig) -> Link:
+    """A learner, found by its address, by its run directory, or as the newest below runs/."""
+    return Link(config.learner or _address_in(_directory(config.run)), config.security)
 
 
 def show_remains(directory: Path, as_json: bool, console: Console) -> None:
@@ -98,6 +103,8 @@ def _learner_lines(status: Status) -> list[str]:
     lines = [f"learner  {status.env} on {status.device}, {status.state}, seedrl {status.version}; {status.run_dir}"]
     if row:
         score = f"{row['return_mean_100']:.2f}" if "return_mean_100" in row else "–"
+        if "eval_return_mean_100" in row:
+            score += f", of evaluation {row['eval_return_mean_100']:.2f} ({row['eval_episodes']:,.0f} episodes)"
         lines += [
             f"│  {row['env_steps']:,.0f} of {status.goal_env_steps:,} steps in {duration(row['seconds'])}, "
             f"return {score}",

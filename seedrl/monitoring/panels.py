@@ -169,7 +169,7 @@ PANELS = (
         "Mean of the last 100 episodes, undiscounted and unclipped. Flat from the start: look at entropy and "
         "gradients. Falling after it rose: look at policy lag and KL.",
         Unit.number,
-        (("seedrl_return_mean", "mean of 100"),),
+        (("seedrl_return_mean", "mean of 100"), ("seedrl_eval_return_mean", "evaluation")),
         min=None,
     ),
     Panel(

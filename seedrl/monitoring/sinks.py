@@ -23,6 +23,8 @@ from seedrl.rundir import RunDirectory, plain, write_atomically
 TAGS = {
     "return_mean_100": "return/mean_100",
     "episodes": "return/episodes",
+    "eval_return_mean_100": "return/eval_mean_100",
+    "eval_episodes": "return/eval_episodes",
     "seconds": "progress/seconds",
     "frames": "progress/frames",
     "updates": "progress/updates",

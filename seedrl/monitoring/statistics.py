@@ -16,10 +16,10 @@ def iqm(values: np.ndarray) -> np.ndarray:
     return middle
 
 
-def bootstrap(values: np.ndarray) -> tuple[float, float]:
+def bootstrap(values: np.ndarray, resamples: int = RESAMPLES) -> tuple[float, float]:
     """95 % percentile interval of the interquartile mean; the same values always give the same interval."""
     count = len(values)
-    chosen = np.random.default_rng(1).integers(0, count, (RESAMPLES, count))
+    chosen = np.random.default_rng(1).integers(0, count, (resamples, count))
     low, high = np.quantile(iqm(values[chosen]), [0.025, 0.975])
     return float(low), float(high)
 

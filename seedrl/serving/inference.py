@@ -5,7 +5,7 @@ stacked with the frames before it, exactly as training will.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from seedrl.actions import Actions
 from seedrl.device import upload
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
-from seedrl.serving.sessions import Request, Session
-from seedrl.serving.slots import NOBODY, Indices, Slots
+from seedrl.serving.sessions import AS_TRAINED, Request, Session
+from seedrl.serving.slots import NOBODY, FinishedEpisodes, Indices, Slots
 from seedrl.specs import Arrays, each, rows_of
 from seedrl.store import Place, Record, Store
 from seedrl.types import ModelInput, ModelOutput, Observation
@@ -55,7 +55,10 @@ class Inference:
         generator: torch.Generator,
         device: torch.device,
         answer: Callable[[list[Answer]], None],
+        greedy: bool = True,
+        on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
     ) -> None:
+        """Slots for evaluation take the likeliest action if `greedy`; `on_evaluated` is told of their episodes."""
         self._policy = policy
         self._actions = actions
         self._slots = slots
@@ -64,6 +67,8 @@ class Inference:
         self._noise = Noise(actions, generator)
         self._device = device
         self._answer = answer
+        self._greedy = greedy
+        self._on_evaluated = on_evaluated
         self._full = FullRows(np.zeros(0, np.int64), torch.zeros(0, 0))
 
     @torch.inference_mode()
@@ -85,7 +90,7 @@ class Inference:
         resets = batch.slots[reset]
         if len(resets):
             for request in requests:  # a new session takes its slots over with the first row of each
-                self._claim(request.slots, request.session.id)
+                self._claim(request.slots, request.session.id, request.evaluates)
         position = self._slots.locate(batch.slots, resets)
         place = self._store.place(*position)
         core_state = self._slots.core_state(batch.slots)
@@ -99,7 +104,9 @@ class Inference:
         )
         timer.lap("copy")
         output, next_core_state, version = self._forward(inputs, core_state)
-        action = self._actions.choose(output.logits, self._noise.draw(len(batch.slots))).cpu().numpy()
+        if any(request.session.exploration is not AS_TRAINED for request in requests):
+            output = output._replace(logits=self._explored(requests, output.logits))
+        action = self._actions.choose(output.logits, self._noise_for(batch.slots)).cpu().numpy()
         timer.lap("forward")
         self._answer(_split(requests, self._actions.told(action)))
         self._count_answers(requests, version, timer.lap("reply"))
@@ -109,11 +116,37 @@ class Inference:
         if core_state.shape[1] and (first := (position.t == 0).nonzero()[0]).size:
             self._store.begin(position.entry[first], core_state[upload(first, self._device)])
         self._slots.advance(batch.slots, action, next_core_state)
-        self._count(batch, len(resets))
+        self._count(batch, reset)
         full = (position.t == self._store.unroll_length).nonzero()[0]
+        if len(full) and self._slots.any_evaluate:
+            full = self._begin_again(batch.slots, full)
         if len(full):
             self._full = FullRows(batch.slots[full], core_state[upload(full, self._device)])
         timer.lap("record")
+
+    def _explored(self, requests: list[Request], logits: Tensor) -> Tensor:
+        """What actions are really drawn from, so that it is recorded; who acts as trained keeps its logits."""
+        counts = [request.rows for request in requests]
+        by_request = np.array([request.session.exploration for request in requests], np.float32)
+        temperature, epsilon = upload(np.ascontiguousarray(by_request.repeat(counts, axis=0).T), self._device)
+        explores = (temperature != AS_TRAINED.temperature) | (epsilon != AS_TRAINED.epsilon)
+        return torch.where(explores.unsqueeze(-1), self._actions.explored(logits, temperature, epsilon), logits)
+
+    def _noise_for(self, slots: Indices) -> Tensor:
+        """Without noise the likeliest action is chosen."""
+        noise = self._noise.draw(len(slots))
+        if not (self._greedy and self._slots.any_evaluate):
+            return noise
+        return noise.masked_fill(upload(self._slots.evaluates[slots], self._device).unsqueeze(-1), 0.0)
+
+    def _begin_again(self, slots: Indices, full: Indices) -> Indices:
+        """Evaluation goes on at the beginning of its own entry, so that nobody trains on it; returns the other rows."""
+        evaluates = self._slots.evaluates[slots[full]]
+        again = slots[full[evaluates]]
+        entries = self._slots.entry[again]
+        self._store.roll(entries, entries)
+        self._slots.start_unroll(again, entries)
+        return full[~evaluates]
 
     @torch.inference_mode()
     def finish_unrolls(self) -> bool:
@@ -144,8 +177,8 @@ class Inference:
             self._full = FullRows(self._full.slots[kept], core_state)
         self._claim(session.slots, NOBODY)
 
-    def _claim(self, slots: Indices, session_id: int) -> None:
-        discarded = self._slots.claim(slots, session_id)
+    def _claim(self, slots: Indices, session_id: int, evaluates: Any = False) -> None:
+        discarded = self._slots.claim(slots, session_id, evaluates)
         self._metrics.rows_dropped["partial_unroll"] += int(discarded.sum())
         self._metrics.unrolls_dropped["session_ended"] += int(np.count_nonzero(discarded))
 
@@ -165,20 +198,39 @@ class Inference:
             output, core_state = model(inputs.each(lambda tensor: tensor.unsqueeze(0)), core_state)
         return ModelOutput(*(tensor.squeeze(0) for tensor in output)), core_state, version
 
-    def _count(self, batch: HostBatch, resets: int) -> None:
+    def _count(self, batch: HostBatch, reset: NDArray[np.bool_]) -> None:
         finished = self._slots.count_episodes(batch.slots, batch.reward, batch.flags)
         metrics = self._metrics
+        rows = len(batch.slots)
+        steps = rows - int(np.count_nonzero(reset))
+        if self._slots.any_evaluate:
+            finished = self._count_evaluation(finished)
+            evaluated = int(np.count_nonzero(self._slots.evaluates[batch.slots] & ~reset))
+            metrics.eval_steps += evaluated
+            steps -= evaluated
         if len(finished.returns):
             metrics.returns.extend(finished.returns.tolist())
             metrics.lengths.extend(finished.lengths.tolist())
             metrics.episode_return.observe_all(finished.returns)
             metrics.episode_length.observe_all(finished.lengths)
             metrics.episodes += len(finished.returns)
-        rows = len(batch.slots)
-        metrics.env_steps += rows - resets
+        metrics.env_steps += steps
         metrics.rows += rows
         metrics.batches += 1
         metrics.batch_rows.observe(rows)
+
+    def _count_evaluation(self, finished: FinishedEpisodes) -> FinishedEpisodes:
+        """Counts the episodes that are evaluation's; returns the others."""
+        evaluates = self._slots.evaluates[finished.slots]
+        if not evaluates.any():
+            return finished
+        own, metrics = finished.where(evaluates), self._metrics
+        metrics.eval_returns.extend(own.returns.tolist())
+        metrics.eval_return.observe_all(own.returns)
+        metrics.eval_length.observe_all(own.lengths)
+        metrics.eval_episodes += len(own.returns)
+        self._on_evaluated(own)
+        return finished.where(~evaluates)
 
     def _count_answers(self, requests: list[Request], version: int, now: float) -> None:
         for request in requests:

@@ -24,7 +24,7 @@ from seedrl.serving.guard import TokenGuard
 from seedrl.serving.inference import Answer
 from seedrl.serving.sessions import OTHER_BYTES, Request, Session, SessionTable
 from seedrl.specs import Arrays, EnvSpec, as_tree, leaves
-from seedrl.status import Status
+from seedrl.status import DRAINED, Status
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.address import refuse_if_taken
@@ -153,7 +153,7 @@ class Server:
             options=server_options(serving.max_message_mb),
             maximum_concurrent_rpcs=serving.max_slots + SPARE_STREAMS + SPARE_RPCS,
         )
-        server.add_generic_rpc_handlers((service_handler(self._stream, self._status),))
+        server.add_generic_rpc_handlers((service_handler(self._stream, self._status, self._control),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         for name in READY:
@@ -238,6 +238,20 @@ class Server:
             self._say(f"learner: no status could be told: {error!r}")
             await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
             raise
+
+    async def _control(self, request: pb.ControlRequest, context: Any) -> pb.ControlResponse:
+        try:
+            order = codec.decode_order(request)
+            concerned = self._sessions.obey(order)
+        except Refused as error:
+            await context.abort(code_of(error), str(error))
+            raise
+        words = codec.words_of(order)
+        self._say(f"learner: {context.peer()} wants of {order.actor or 'all actors'}: {words}")
+        reason = DRAINED if order.command == pb.Control.COMMAND_END else f"Asked to: {words}"
+        for session in concerned if order.command else ():
+            self._outboxes[session.id].put_nowait((codec.encode_control(order.command, reason), 0))
+        return pb.ControlResponse(actors=len(concerned))
 
     def _expect_room(self) -> None:
         limit = self._config.serving.max_slots + SPARE_STREAMS

@@ -4,14 +4,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import LearnerConfig, group_size
+from seedrl.config import LearnerConfig, evaluation_envs, group_size
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
 from seedrl.specs import EnvSpec
-from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Greeting, Job, Measured, Rows, shared_bytes
+from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Greeting, Job, Measured, Order, Rows, shared_bytes
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
 
 REPORT_SLACK = 60.0  # seconds by which the two clocks of a session may differ
@@ -20,8 +22,20 @@ MAX_RECONNECTS = 1_000_000
 
 OTHER_BYTES = ENV_ID.itemsize + REWARD.itemsize + FLAGS.itemsize  # of a row, besides its observation
 
+PAUSES = {pb.Control.COMMAND_PAUSE: True, pb.Control.COMMAND_RESUME: False}  # command → whether it is to pause
+
 IN_FLIGHT = np.uint8(128)  # a row of the environment waits for its action
 EXPECTED_AFTER = np.array([RESET if flags & ENDED else 0 for flags in range(8)], np.uint8)  # a row with these flags
+
+
+class Exploration(NamedTuple):
+    """How an actor's actions are drawn; see Actions.explored."""
+
+    temperature: float = 1.0
+    epsilon: float = 0.0
+
+
+AS_TRAINED = Exploration()
 
 
 @dataclass(eq=False, slots=True)
@@ -32,6 +46,9 @@ class Session:
     name: str
     slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
     expects: NDArray[np.uint8]  # [num_envs]  of its next row: RESET or 0; IN_FLIGHT: none before its action
+    evaluates: NDArray[np.bool_] | None = None  # [num_envs]  which are for evaluation: never trained on; None: none
+    exploration: Exploration = AS_TRAINED
+    is_paused: bool = False  # it was asked to send no Step
     in_flight: int = 0  # rows that wait for their actions
     unsent: int = 0  # actions that wait for the actor to read those before
     memory: OfferedBuffers | None = None  # shared with the actor
@@ -85,7 +102,8 @@ class Session:
 
     def owes_since(self) -> float | None:
         """Since when it could have sent a Step; None while all of its environments wait for actions."""
-        return max(self.heard, self.told) if self.in_flight < len(self.slots) else None
+        owes = self.in_flight < len(self.slots) and not self.is_paused
+        return max(self.heard, self.told) if owes else None
 
     def measure(self, measured: Measured) -> Measured:
         """Takes a report; returns what is new since the one before. Refuses what cannot be, as it is added up."""
@@ -115,7 +133,7 @@ class Session:
     @property
     def silence(self) -> float:
         """Seconds in which the actor could have said something and did not."""
-        owes_nothing = not self.requests or self.in_flight == len(self.slots)
+        owes_nothing = not self.requests or self.in_flight == len(self.slots) or self.is_paused
         return 0.0 if owes_nothing else time.monotonic() - self.heard
 
     def _use(self, buffer: int) -> None:
@@ -151,6 +169,18 @@ class Request:
     def rows(self) -> int:
         return len(self.slots)
 
+    @property
+    def evaluates(self) -> NDArray[np.bool_] | bool:
+        """Which rows are for evaluation, [n] or all alike."""
+        evaluates = self.session.evaluates
+        return False if evaluates is None else evaluates[self.content.env_id]
+
+
+def _changed(exploration: Exploration, order: Order) -> Exploration:
+    changes = {"temperature": order.temperature, "epsilon": order.epsilon}
+    changed = exploration._replace(**{name: value for name, value in changes.items() if value is not None})
+    return changed if changed != AS_TRAINED else AS_TRAINED
+
 
 def session_seed(run_seed: int, resumed_at: int, session_id: int) -> int:
     """Seeds a session's environments: unlike any other session's, also before a resume; the same if a run is repeated.
@@ -170,11 +200,18 @@ class SessionTable:
     spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
     open: dict[int, Session] = field(default_factory=dict)
     on_leave: Callable[[Session], None] = lambda session: None  # called when a session has ended
+    evaluates_all: bool = False  # nothing is trained on
+    exploration: Exploration = AS_TRAINED  # of sessions to come
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of environments, by actor; "" for all
     _opened: int = 0
     _free: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._free = list(range(self.config.serving.max_slots))
+        actors = self.config.actors
+        evaluates = np.full(actors.envs, self.evaluates_all)
+        evaluates[evaluation_envs(actors)] = True
+        self._evaluates = evaluates if evaluates.any() else None
 
     def superseded_by(self, greeting: Greeting) -> Session | None:
         """The open session of the same process, if this one is newer. Raises Superseded if it is not."""
@@ -208,6 +245,8 @@ class SessionTable:
             peer=peer,
             slots=np.array(slots, np.int64),
             expects=np.full(actors.envs, RESET, np.uint8),
+            evaluates=self._evaluates,
+            exploration=self.exploration,
         )
         self.open[session.id] = session
         return session, self._job(session)
@@ -230,6 +269,23 @@ class SessionTable:
                 session.memory.close()
             self._free.extend(session.slots.tolist())
             self.on_leave(session)
+
+    def obey(self, order: Order) -> list[Session]:
+        """Notes what people want; returns the sessions that it concerns. Raises InvalidMessage if there are none."""
+        concerned = [session for session in self.open.values() if order.actor in ("", session.name)]
+        if order.actor and not concerned:
+            known = ", ".join(sorted({session.name for session in self.open.values()})) or "none"
+            raise InvalidMessage(f"actor: expected one that is connected ({known}), saw {order.actor}")
+        if not order.actor:
+            self.exploration = _changed(self.exploration, order)
+        if order.options:
+            self.options[order.actor] = {**self.options.get(order.actor, {}), **order.options}
+        for session in concerned:
+            session.exploration = _changed(session.exploration, order)
+            if order.command in PAUSES:
+                session.is_paused = PAUSES[order.command]
+                session.heard = time.monotonic()
+        return concerned
 
     def agree(self, spec: EnvSpec) -> None:
         """The first spaces announced become everybody's."""
@@ -259,7 +315,7 @@ class SessionTable:
         return Job(
             session_id=session.id,
             env_id=env.id,
-            options=dict(env.options),
+            options={**env.options, **self.options.get("", {}), **self.options.get(session.name, {})},
             keep=list(env.keep),
             num_envs=actors.envs,
             group_size=group_size(self.config),

@@ -28,8 +28,13 @@ class Position(NamedTuple):
 
 
 class FinishedEpisodes(NamedTuple):
+    slots: Indices
     returns: NDArray[np.float64]
     lengths: Indices
+
+    def where(self, is_wanted: NDArray[np.bool_]) -> "FinishedEpisodes":
+        """Some of them."""
+        return FinishedEpisodes(self.slots[is_wanted], self.returns[is_wanted], self.lengths[is_wanted])
 
 
 class Slots:
@@ -43,15 +48,25 @@ class Slots:
         self._last_action = np.zeros((count, *actions.shape), actions.dtype)
         self._core_state = torch.zeros(count, core_size, device=device)
         self._session = np.zeros(count, np.int64)
+        self.evaluates = np.zeros(count, np.bool_)  # whether its rows are for evaluation: never trained on
+        self.any_evaluate = False
         self._episode_return = np.zeros(count, np.float64)
         self._episode_length = np.zeros(count, np.int64)
 
-    def claim(self, slots: Indices, session_id: int) -> Indices:
-        """Gives slots to a session, or to NOBODY; returns how many rows of another one's unrolls are discarded."""
-        taken = slots[self._session[slots] != session_id]
-        discarded: Indices = self._next_row[taken]
+    def claim(self, slots: Indices, session_id: int, evaluates: Any = False) -> Indices:
+        """Gives slots to a session, or to NOBODY; returns how many rows of another one's unrolls are discarded.
+
+        `evaluates`, for all or [N], says which of them are for evaluation from now on.
+        """
+        is_other = self._session[slots] != session_id
+        taken: Indices = slots[is_other]
+        if not len(taken):
+            return taken
+        discarded: Indices = self._next_row[taken] * ~self.evaluates[taken]
         self._next_row[taken] = 0
         self._session[taken] = session_id
+        self.evaluates[taken] = np.broadcast_to(evaluates, slots.shape)[is_other]
+        self.any_evaluate = bool(self.evaluates.any())
         return discarded
 
     def locate(self, slots: Indices, resets: Indices) -> Position:
@@ -93,4 +108,4 @@ class Slots:
         self._episode_return[slots] += reward
         self._episode_length[slots] += 1
         ended = slots[(flags & ENDED) != 0]
-        return FinishedEpisodes(self._episode_return[ended], self._episode_length[ended])
+        return FinishedEpisodes(ended, self._episode_return[ended], self._episode_length[ended])

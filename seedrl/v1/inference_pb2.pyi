@@ -173,15 +173,39 @@ class Control(_message.Message):
         COMMAND_DRAIN: _ClassVar[Control.Command]
         COMMAND_END: _ClassVar[Control.Command]
         COMMAND_RESET: _ClassVar[Control.Command]
+        COMMAND_PAUSE: _ClassVar[Control.Command]
+        COMMAND_RESUME: _ClassVar[Control.Command]
     COMMAND_UNSPECIFIED: Control.Command
     COMMAND_DRAIN: Control.Command
     COMMAND_END: Control.Command
     COMMAND_RESET: Control.Command
+    COMMAND_PAUSE: Control.Command
+    COMMAND_RESUME: Control.Command
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     command: Control.Command
     reason: str
     def __init__(self, command: _Optional[_Union[Control.Command, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ControlRequest(_message.Message):
+    __slots__ = ("actor", "temperature", "epsilon", "command", "options_json")
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    actor: str
+    temperature: float
+    epsilon: float
+    command: Control.Command
+    options_json: str
+    def __init__(self, actor: _Optional[str] = ..., temperature: _Optional[float] = ..., epsilon: _Optional[float] = ..., command: _Optional[_Union[Control.Command, str]] = ..., options_json: _Optional[str] = ...) -> None: ...
+
+class ControlResponse(_message.Message):
+    __slots__ = ("actors",)
+    ACTORS_FIELD_NUMBER: _ClassVar[int]
+    actors: int
+    def __init__(self, actors: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

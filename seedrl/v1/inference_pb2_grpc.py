@@ -44,6 +44,11 @@ class InferenceServiceStub(object):
                 request_serializer=seedrl_dot_v1_dot_inference__pb2.StatusRequest.SerializeToString,
                 response_deserializer=seedrl_dot_v1_dot_inference__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Control = channel.unary_unary(
+                '/seedrl.v1.InferenceService/Control',
+                request_serializer=seedrl_dot_v1_dot_inference__pb2.ControlRequest.SerializeToString,
+                response_deserializer=seedrl_dot_v1_dot_inference__pb2.ControlResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer(object):
@@ -63,6 +68,13 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Control(self, request, context):
+        """People steer actors: how they explore, whether they step. Whoever may open a stream may call it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=seedrl_dot_v1_dot_inference__pb2.StatusRequest.FromString,
                     response_serializer=seedrl_dot_v1_dot_inference__pb2.StatusResponse.SerializeToString,
+            ),
+            'Control': grpc.unary_unary_rpc_method_handler(
+                    servicer.Control,
+                    request_deserializer=seedrl_dot_v1_dot_inference__pb2.ControlRequest.FromString,
+                    response_serializer=seedrl_dot_v1_dot_inference__pb2.ControlResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class InferenceService(object):
             '/seedrl.v1.InferenceService/Status',
             seedrl_dot_v1_dot_inference__pb2.StatusRequest.SerializeToString,
             seedrl_dot_v1_dot_inference__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Control(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seedrl.v1.InferenceService/Control',
+            seedrl_dot_v1_dot_inference__pb2.ControlRequest.SerializeToString,
+            seedrl_dot_v1_dot_inference__pb2.ControlResponse.FromString,
             options,
             channel_credentials,
             insecure,

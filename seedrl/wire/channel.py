@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 
 from seedrl.config import SecurityConfig, check_client_security, client_exposures, is_socket
-from seedrl.errors import LearnerLost, Unauthenticated
+from seedrl.errors import ConfigError, LearnerLost, Unauthenticated
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import framing, tls
 from seedrl.wire.tokens import Tokens
@@ -60,7 +60,9 @@ def client_options() -> list[tuple[str, Any]]:
     ]
 
 
-def service_handler(stream: Callable[[Any, Any], Any], status: Callable[[Any, Any], Any]) -> Any:
+def service_handler(
+    stream: Callable[[Any, Any], Any], status: Callable[[Any, Any], Any], control: Callable[[Any, Any], Any]
+) -> Any:
     """Serves InferenceService."""
     methods = {
         "Stream": grpc.stream_stream_rpc_method_handler(
@@ -70,6 +72,11 @@ def service_handler(stream: Callable[[Any, Any], Any], status: Callable[[Any, An
             status,
             request_deserializer=pb.StatusRequest.FromString,
             response_serializer=pb.StatusResponse.SerializeToString,
+        ),
+        "Control": grpc.unary_unary_rpc_method_handler(
+            control,
+            request_deserializer=pb.ControlRequest.FromString,
+            response_serializer=pb.ControlResponse.SerializeToString,
         ),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)
@@ -120,17 +127,29 @@ def open_stream(channel: Any, messages: Iterator[pb.StreamRequest | framing.Step
 
 def ask_status(link: Link, seconds: float) -> pb.StatusResponse:
     """Calls InferenceService.Status of a learner. Raises LearnerLost if there is no answer in time."""
+    answer: pb.StatusResponse = _ask(link, "Status", pb.StatusRequest(), pb.StatusResponse, seconds)
+    return answer
+
+
+def ask_control(link: Link, request: pb.ControlRequest, seconds: float) -> pb.ControlResponse:
+    """Calls InferenceService.Control; besides, raises ConfigError for what the learner does not take."""
+    answer: pb.ControlResponse = _ask(link, "Control", request, pb.ControlResponse, seconds)
+    return answer
+
+
+def _ask(link: Link, method: str, request: Any, response: Any, seconds: float) -> Any:
     with link.open() as channel:
         call = channel.unary_unary(
-            f"/{SERVICE}/Status",
-            request_serializer=pb.StatusRequest.SerializeToString,
-            response_deserializer=pb.StatusResponse.FromString,
+            f"/{SERVICE}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
         )
         try:
-            answer: pb.StatusResponse = call(pb.StatusRequest(), timeout=seconds, metadata=link.metadata())
+            return call(request, timeout=seconds, metadata=link.metadata())
         except grpc.RpcError as error:
             link.check(error.code(), error.details())
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise ConfigError(f"the learner at {link.address} does not take that: {error.details()}") from error
             raise LearnerLost(
                 f"no learner answers at {link.address} ({error.code().name.lower()}: {error.details()})"
             ) from error
-    return answer

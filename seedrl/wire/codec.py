@@ -48,6 +48,7 @@ MAX_REASON = 512
 MAX_RANK = 8
 MAX_LEAVES = 64
 MAX_CHOICES = 65_536  # of all leaves together
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 ALIGNED = 64  # bytes: where a leaf may begin in shared memory
 
 
@@ -154,12 +155,7 @@ def encode_welcome(job: Job) -> pb.StreamResponse:
 
 def decode_welcome(welcome: pb.Welcome) -> Job:
     _expect_version(welcome.protocol_version, us="this actor", them="the learner")
-    try:
-        options = json.loads(welcome.env.options_json or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidMessage(f"env.options_json: expected JSON, saw {welcome.env.options_json[:32]!r}") from error
-    if not isinstance(options, dict):
-        raise InvalidMessage(f"env.options_json: expected an object, saw {type(options).__name__}")
+    options = _decode_options("env.options_json", welcome.env.options_json)
     if welcome.num_envs < 1:
         raise InvalidMessage(f"num_envs: expected at least 1, saw {welcome.num_envs}")
     if welcome.group_size < 1 or welcome.num_envs % welcome.group_size:
@@ -343,6 +339,72 @@ def decode_act(act: pb.Act, spec: EnvSpec, rows: int) -> Arrays:
 
 def encode_control(command: pb.Control.Command, reason: str) -> pb.StreamResponse:
     return pb.StreamResponse(control=pb.Control(command=command, reason=reason))
+
+
+class Order(NamedTuple):
+    """What people want of an actor, or of all. Explained in the protocol."""
+
+    actor: str = ""
+    temperature: float | None = None
+    epsilon: float | None = None
+    command: "pb.Control.Command" = pb.Control.COMMAND_UNSPECIFIED
+    options: dict[str, Any] | None = None
+
+
+ORDERS = {
+    "pause": pb.Control.COMMAND_PAUSE,
+    "resume": pb.Control.COMMAND_RESUME,
+    "reset": pb.Control.COMMAND_RESET,
+    "drain": pb.Control.COMMAND_END,
+}
+
+
+def encode_order(order: Order) -> pb.ControlRequest:
+    return pb.ControlRequest(
+        actor=order.actor,
+        temperature=order.temperature,
+        epsilon=order.epsilon,
+        command=order.command,
+        options_json=json.dumps(order.options) if order.options else "",
+    )
+
+
+def decode_order(request: pb.ControlRequest) -> Order:
+    temperature = request.temperature if request.HasField("temperature") else None
+    epsilon = request.epsilon if request.HasField("epsilon") else None
+    if temperature is not None and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        raise InvalidMessage(f"temperature: expected {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, saw {temperature}")
+    if epsilon is not None and not 0 <= epsilon <= 1:
+        raise InvalidMessage(f"epsilon: expected 0 to 1, saw {epsilon}")
+    if request.command not in (pb.Control.COMMAND_UNSPECIFIED, *ORDERS.values()):
+        raise InvalidMessage(f"command: expected one of {', '.join(ORDERS)}, saw {request.command}")
+    options = _decode_options("options_json", request.options_json) or None
+    order = Order(request.actor, temperature, epsilon, request.command, options)
+    if order == Order(request.actor):
+        raise InvalidMessage("message: expected something to do, saw nothing")
+    return order
+
+
+def words_of(order: Order) -> str:
+    """An order, for people."""
+    names = {command: name for name, command in ORDERS.items()}
+    wanted = {
+        "temperature": order.temperature,
+        "epsilon": order.epsilon,
+        "options": _printable(json.dumps(order.options), MAX_REASON) if order.options else None,
+    }
+    words = [f"{name}={value}" for name, value in wanted.items() if value is not None]
+    return ", ".join([*words, *([names[order.command]] if order.command else [])])
+
+
+def _decode_options(field: str, text: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage(f"{field}: expected JSON, saw {text[:32]!r}") from error
+    if not isinstance(options, dict):
+        raise InvalidMessage(f"{field}: expected an object, saw {type(options).__name__}")
+    return options
 
 
 def encode_report(measured: Measured) -> pb.StreamRequest:

@@ -1,0 +1,178 @@
+"""The policy of a run, served without learning: what `seedrl eval` and `seedrl serve` share. Knows neither.
+
+It is the serving half of a learner and nothing else. Every slot is one for evaluation, so nothing is recorded for long.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from seedrl import __version__
+from seedrl.actions import Actions
+from seedrl.budget import Budget, check_budget
+from seedrl.config import LearnerConfig, SecurityConfig, ServingConfig, check, store_sizes, torch_threads
+from seedrl.device import choose_device
+from seedrl.errors import RunDirectoryError, SeedrlError, ThreadDied
+from seedrl.learning.checkpoint import Checkpoint
+from seedrl.metrics import ServingMetrics
+from seedrl.models.base import core_size_of
+from seedrl.models.build import build_model
+from seedrl.monitoring.monitor import actor_status
+from seedrl.policy import Policy
+from seedrl.rundir import RunDirectory
+from seedrl.serving.front import Front
+from seedrl.serving.sessions import session_seed
+from seedrl.serving.slots import FinishedEpisodes
+from seedrl.snapshot import load_weights, spec_of
+from seedrl.status import Status, Verdict
+from seedrl.stopping import Stop
+from seedrl.store import Store
+from seedrl.v1 import inference_pb2 as pb
+
+STOP_SECONDS = 8.0  # for the last batch
+DEPLOYED = 2**31  # among seeds: unlike those of any training
+
+
+class Deployment:
+    """Owned by the main thread."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        checkpoint: Checkpoint,
+        *,
+        greedy: bool,
+        seed: int,
+        say: Callable[[str], None],
+        on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
+    ) -> None:
+        check(config)
+        self._config = config
+        self._began = time.monotonic()
+        self._is_ready = False
+        self.device = choose_device(config.device)
+        self.stop = Stop(on_stop=self._turn_away)
+        self.metrics = ServingMetrics()
+        self.front = Front(
+            config,
+            self.metrics,
+            job_seed=partial(session_seed, seed, DEPLOYED),
+            on_failure=self._failed,
+            say=say,
+            describe=self.status,
+            evaluates_all=True,
+        )
+        self.address = ""
+        self._spec = spec_of(checkpoint)
+        self.front.sessions.agree(self._spec)
+        self._build(checkpoint, greedy, seed, on_evaluated)
+
+    def _build(
+        self, checkpoint: Checkpoint, greedy: bool, seed: int, on_evaluated: Callable[[FinishedEpisodes], None]
+    ) -> None:
+        config, device, spec = self._config, self.device, self._spec
+        torch.set_num_threads(torch_threads(config))
+        actions = Actions(spec, config.model.squash)
+        self._model = build_model(config.model, spec.stacked(config.env.frame_stack), config.seed).to(device)
+        load_weights(self._model, checkpoint)
+        core_size = core_size_of(self._model)
+        sizes = {**store_sizes(config, core_size), "capacity": 0}
+        weights = 3 * sum(each.nbytes for each in self._model.parameters())
+        check_budget(Budget(Store.bytes_needed(spec, **sizes), weights, optimizer=0), device)
+        self.policy = Policy(self._model, version=_version(checkpoint))
+        self.front.build(
+            self.policy,
+            actions,
+            Store(spec, **sizes, device=device),
+            core_size=core_size,
+            generator=torch.Generator(device).manual_seed(seed),
+            device=device,
+            greedy=greedy,
+            on_evaluated=on_evaluated,
+        )
+
+    def start(self) -> str:
+        """Serves from now on; returns where."""
+        self.address = self.front.server.start()
+        self.front.begin(on_ready=self._become_ready)
+        return self.address
+
+    def reload(self, checkpoint: Checkpoint) -> None:
+        """Serves other weights from the next batch on."""
+        if spec_of(checkpoint) != self._spec:
+            raise RunDirectoryError(f"the checkpoint has other spaces: {spec_of(checkpoint)} instead of {self._spec}")
+        load_weights(self._model, checkpoint)
+        self.policy.publish(self._model, _version(checkpoint))
+
+    def close(self, command: pb.Control.Command, reason: str) -> None:
+        """Actors are told to leave; what has failed meanwhile is raised."""
+        self.stop.ask("done", reason)
+        if self.front.has_begun:
+            self.front.pause()
+            if not self.front.wait(STOP_SECONDS):
+                self.stop.fail(ThreadDied(f"thread server did not stop within {STOP_SECONDS:.0f} s"))
+        if self.address:
+            self.front.server.stop(command, reason)
+        if self.stop.failure is not None:
+            raise self.stop.failure
+
+    # For any thread.
+
+    @property
+    def is_ready(self) -> bool:
+        return self._is_ready and not self.stop.is_set()
+
+    def status(self) -> Status:
+        now = time.monotonic()
+        sessions = list(self.front.sessions.open.values())
+        return Status(
+            state="running" if self.is_ready else "draining" if self.stop.is_set() else "waiting",
+            version=__version__,
+            env=self._config.env.id,
+            device=str(self.device),
+            run_dir=self._config.run_dir,
+            address=self.address,
+            metrics_address="",
+            goal_env_steps=0,
+            verdict=Verdict("none", "a policy is served and not trained", "nothing"),
+            actors=[actor_status(session, self.policy.version, now) for session in sessions],
+        )
+
+    def _become_ready(self) -> None:
+        self._is_ready = True
+        self.front.server.set_ready(not self.stop.is_set())
+
+    def _turn_away(self) -> None:
+        self.front.server.set_ready(False)
+
+    def _failed(self, error: BaseException) -> None:
+        """A thread that dies takes the process with it."""
+        name = threading.current_thread().name
+        failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
+        self.stop.ask("failed", str(failure), failure)
+
+
+def settings_of(run: str, envs: int = 0) -> LearnerConfig:
+    """The settings of a run, without what belongs to its training or to its machine; `envs` instead of its own."""
+    config = RunDirectory(Path(run)).config()
+    before = config.serving
+    config.run_dir = run
+    config.lockstep, config.actors.evaluation, config.actors.count = False, 0.0, 1
+    config.actors.envs = envs or config.actors.envs
+    config.actors.groups = 1 if config.actors.envs % 2 else 2
+    config.socket, config.security, config.metrics = "", SecurityConfig(), ""
+    config.serving = ServingConfig(
+        max_slots=config.actors.envs,
+        max_rows=before.max_rows,
+        max_message_mb=before.max_message_mb,
+        shared_memory=before.shared_memory,
+    )
+    return config
+
+
+def _version(checkpoint: Checkpoint) -> int:
+    return int(checkpoint.state["learning"]["updates"])

@@ -1,0 +1,106 @@
+"""`seedrl serve`: the policy of a run for whoever asks for actions, until a signal. Knows nothing of who that is."""
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from seedrl.config import LearnerConfig, ServeConfig, check_serve
+from seedrl.deployment import Deployment, settings_of
+from seedrl.errors import SeedrlError
+from seedrl.learning import checkpoint as files
+from seedrl.monitoring.endpoint import Endpoint, Page
+from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
+from seedrl.snapshot import chosen_checkpoint
+from seedrl.stopping import stop_on_signals
+from seedrl.v1 import inference_pb2 as pb
+
+LOOK_SECONDS = 0.5
+
+
+class Serving:
+    """One process. Everything here runs in the main thread."""
+
+    def __init__(self, config: ServeConfig, say: Callable[[str], None]) -> None:
+        check_serve(config)
+        self._config = config
+        self._say = say
+        self._checkpoints = Path(config.run) / "checkpoints"
+        self._asked = threading.Event()  # for the newest weights
+        self._newest = self._newest_name()
+        checkpoint = chosen_checkpoint(Path(config.run), config.checkpoint, warn=say)
+        self.deployment = Deployment(
+            serve_settings(config), checkpoint, greedy=config.greedy, seed=config.seed, say=say
+        )
+        self._endpoint = Endpoint(config.metrics, self._pages(), on_error=say) if config.metrics else None
+
+    def run(self) -> None:
+        """Until `deployment.stop` is set."""
+        deployment = self.deployment
+        try:
+            if self._endpoint is not None:
+                self._say(f"serve: metrics at http://{self._endpoint.start()}/metrics")
+            address = deployment.start()
+            manner = "greedily" if self._config.greedy else "sampling"
+            self._say(f"serve: {self._config.run} at {address}, acting {manner}; policy {deployment.policy.version:,}")
+            while not deployment.stop.wait(LOOK_SECONDS):
+                self._look()
+        finally:
+            deployment.close(pb.Control.COMMAND_DRAIN, deployment.stop.reason or "The policy is served no longer")
+            if self._endpoint is not None:
+                self._endpoint.stop()
+
+    def reload(self) -> None:
+        """Takes up the newest weights at the next look. For any thread or signal handler."""
+        self._asked.set()
+
+    def _look(self) -> None:
+        newest = self._newest_name()
+        is_new = self._config.watch and newest != self._newest
+        if self._asked.is_set() or is_new:
+            self._asked.clear()
+            self._newest = newest
+            self._reload()
+
+    def _reload(self) -> None:
+        """What cannot be taken up is said, and what was served is served on."""
+        try:
+            checkpoint = chosen_checkpoint(Path(self._config.run), self._config.checkpoint, warn=self._say)
+            self.deployment.reload(checkpoint)
+        except (SeedrlError, OSError) as error:
+            self._say(f"serve: no other weights could be taken up ({error}); those before are served on")
+            return
+        self._say(f"serve: policy {self.deployment.policy.version:,} from now on")
+
+    def _newest_name(self) -> str:
+        paths = files.found(self._checkpoints)
+        return paths[-1].name if paths else ""
+
+    def _pages(self) -> dict[str, Callable[[], Page]]:
+        exposition = Exposition(self.deployment.metrics)
+        return {
+            "/metrics": lambda: Page(exposition.text(), CONTENT_TYPE),
+            "/healthz": lambda: Page(b"alive\n"),
+            "/readyz": lambda: Page(b"serving\n") if self.deployment.is_ready else Page(b"not ready\n", status=503),
+        }
+
+
+def serve_settings(config: ServeConfig) -> LearnerConfig:
+    settings = settings_of(config.run, config.envs)
+    settings.listen, settings.metrics, settings.security = config.listen, config.metrics, config.security
+    settings.serving.max_slots = max(config.max_slots, settings.actors.envs)
+    settings.serving.max_silence = config.max_silence
+    settings.device, settings.threads = config.device, config.threads
+    return settings
+
+
+def run_serve(config: ServeConfig) -> None:
+    """SIGINT and SIGTERM end it in order, a second one at once; SIGHUP makes it take up the newest weights."""
+    service = Serving(config, say=_say)
+    stop_on_signals(service.deployment.stop, _say)
+    signal.signal(signal.SIGHUP, lambda *_: service.reload())
+    service.run()
+
+
+def _say(words: str) -> None:
+    print(words, flush=True)

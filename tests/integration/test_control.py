@@ -1,0 +1,211 @@
+"""People steer actors that run: exploration, pauses, resets, other environments, farewells; each through a stream."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seedrl.children import Child
+from seedrl.config import ControlConfig, RunConfig, SecurityConfig
+from seedrl.control import order_of
+from seedrl.errors import ConfigError, Unauthenticated
+from seedrl.launch import Supervisor
+from seedrl.status import DRAINED
+from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire.channel import Link, ask_control
+from seedrl.wire.codec import ORDERS, Order, encode_order, words_of
+from tests.integration.conftest import StartActor, StartLearner
+from tests.integration.processes import Commands
+from tests.integration.support import RunningActor, RunningLearner
+from tests.integration.waiting import DEADLINE, eventually
+
+
+def tell(learner: RunningLearner, actor: str = "", **order: Any) -> int:
+    """How many actors were told."""
+    if "do" in order:
+        order["command"] = ORDERS[order.pop("do")]
+    link = Link(learner.address, SecurityConfig())
+    return ask_control(link, encode_order(Order(actor, **order)), DEADLINE).actors
+
+
+def pair(start_learner: StartLearner, start_actor: StartActor, **settings: Any) -> tuple[RunningLearner, Any, Any]:
+    """A learner that trains with actor-0 and actor-1."""
+    learner = start_learner(**settings)
+    actors = start_actor(learner.address), start_actor(learner.address)
+    for actor in actors:
+        eventually(lambda actor=actor: actor.requests > 5)
+    return learner, *actors
+
+
+def goes_on(actor: RunningActor, requests: int = 20) -> None:
+    goal = actor.requests + requests
+    eventually(lambda: actor.requests >= goal)
+
+
+def test_epsilon_makes_one_actor_act_at_random_until_it_is_zero_again(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner, first, second = pair(start_learner, start_actor)
+    assert tell(learner, "actor-0", epsilon=1.0) == 1
+    eventually(lambda: len(first.wrong) > 50)
+    assert second.wrong == []
+    assert tell(learner, "actor-0", epsilon=0.0) == 1
+    goes_on(first, 4)  # what was under way has come
+    before = len(first.wrong)
+    goes_on(first)
+    assert len(first.wrong) == before
+    updates = learner.service.learning.updates
+    eventually(lambda: learner.service.learning.updates > updates)
+    assert learner.service.learning.skipped_updates == 0
+
+
+def test_temperature_for_all_is_that_of_actors_to_come_as_well(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner, first, second = pair(start_learner, start_actor)
+    assert tell(learner, temperature=1e3, epsilon=0.5) == 2  # certain as the policy is, only epsilon shows
+    third = start_actor(learner.address)
+    for actor in (first, second, third):
+        eventually(lambda actor=actor: len(actor.wrong) > 10)
+    assert {session.exploration for session in learner.service.sessions.open.values()} == {(1e3, 0.5)}
+
+
+def test_paused_actor_keeps_its_session_however_long_and_goes_on_where_it_was(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner(serving__max_silence=0.5)
+    first = start_actor(learner.address, step_deadline=0.5)
+    second = start_actor(learner.address)
+    for actor in (first, second):
+        eventually(lambda actor=actor: actor.requests > 5)
+    sessions = set(learner.service.sessions.open)
+    assert tell(learner, "actor-0", do="pause") == 1
+    paused = next(each for each in learner.service.sessions.open.values() if each.name == "actor-0")
+    eventually(lambda: time.monotonic() > paused.heard + 0.3)  # what was under way has come
+    requests = paused.requests
+    updates = learner.service.learning.updates
+    eventually(lambda: learner.service.learning.updates > updates + 5)  # the others train on
+    goes_on(second, 200)
+    eventually(lambda: time.monotonic() > paused.heard + 3)  # several times what it may be silent for
+    assert paused.requests == requests
+    assert set(learner.service.sessions.open) == sessions
+    assert tell(learner, "actor-0", do="resume") == 1
+    goes_on(first)
+    assert set(learner.service.sessions.open) == sessions
+    assert first.wrong == second.wrong == []
+    assert len(first.pools) == 1
+
+
+def test_reset_makes_the_environments_of_an_actor_anew_and_those_of_others_go_on(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner, first, second = pair(start_learner, start_actor)
+    assert tell(learner, "actor-0", do="reset") == 1
+    eventually(lambda: len(first.pools) == 2 and first.requests > 5)
+    assert len(second.pools) == 1
+    eventually(lambda: first.pools[0].closed)
+    assert first.pools[0].job.seed != first.pools[1].job.seed
+    assert first.wrong == second.wrong == []
+
+
+def test_options_reach_the_environments_of_the_actor_they_are_meant_for(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner, first, second = pair(start_learner, start_actor, env__options={"speed": 1, "colour": "red"})
+    tell(learner, "actor-0", options={"speed": 2}, do="reset")
+    eventually(lambda: len(first.pools) == 2 and first.requests > 5)
+    assert first.pools[-1].job.options == {"speed": 2, "colour": "red"}
+    tell(learner, options={"colour": "blue"}, do="reset")
+    eventually(lambda: len(first.pools) == 3 and len(second.pools) == 2 and second.requests > 5)
+    assert first.pools[-1].job.options == {"speed": 2, "colour": "blue"}
+    assert second.pools[-1].job.options == {"speed": 1, "colour": "blue"}
+
+
+def test_drained_actor_ends_with_success_and_the_others_train_on(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner, first, second = pair(start_learner, start_actor)
+    assert tell(learner, "actor-0", do="drain") == 1
+    first.join()
+    assert first.says(DRAINED)
+    goes_on(second)
+    eventually(lambda: len(learner.service.sessions.open) == 1)
+
+
+def test_supervisor_lets_a_drained_actor_be_and_brings_back_one_that_ended_for_another_reason(tmp_path: Path) -> None:
+    supervisor = Supervisor(RunConfig(run_dir=str(tmp_path)), [])
+    for words, comes_back in ((DRAINED, False), ("Done: 5 of 5 steps", True)):
+        (tmp_path / "logs" / "actor-0.log").write_text(f"actor actor-0: {words}\n")
+        actor = Child("actor-0", start=lambda: pytest.fail("started at once"))
+        supervisor._consider_restart(0, actor, 0)
+        assert actor.is_due  # so nobody asks again why it ended
+        assert not actor.start_if_due()
+        assert (actor._due < float("inf")) is comes_back
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ({"actor": "nobody", "do": "pause"}, r"actor: expected one that is connected \(actor-0\), saw nobody"),
+        ({"temperature": 0.0}, "temperature: expected"),
+        ({"temperature": float("nan")}, "temperature: expected"),
+        ({"epsilon": 1.5}, "epsilon: expected 0 to 1, saw 1.5"),
+        ({"command": pb.Control.COMMAND_DRAIN}, "command: expected one of pause, resume, reset, drain"),
+        ({}, "expected something to do"),
+    ],
+)
+def test_control_of_what_cannot_be_is_refused_in_words(
+    start_learner: StartLearner, start_actor: StartActor, order: dict[str, Any], words: str
+) -> None:
+    learner = start_learner()
+    actor = start_actor(learner.address)
+    eventually(lambda: actor.requests > 5)
+    with pytest.raises(ConfigError, match=words):
+        tell(learner, **order)
+    goes_on(actor)
+
+
+def test_control_by_strangers_is_refused(
+    start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEEDRL_TOKEN", "a-token-of-the-tests-0123456789")
+    learner = start_learner()
+    actor = start_actor(learner.address)
+    eventually(lambda: actor.requests > 5)
+    monkeypatch.setenv("SEEDRL_TOKEN", "another-token-of-tests-0123456789")
+    with pytest.raises(Unauthenticated):
+        tell(learner, "actor-0", do="drain")
+    goes_on(actor)
+
+
+# The command.
+
+
+def test_order_of_a_command_line() -> None:
+    assert order_of(ControlConfig(do=["pause"], actor="a")) == Order("a", command=pb.Control.COMMAND_PAUSE)
+    assert order_of(ControlConfig(temperature=0.5)) == Order(temperature=0.5)
+    assert order_of(ControlConfig(options={"a": 1})) == Order(command=pb.Control.COMMAND_RESET, options={"a": 1})
+    for wrong in (ControlConfig(), ControlConfig(do=["stop"]), ControlConfig(do=["pause", "reset"])):
+        with pytest.raises(ConfigError, match="pause, resume, reset, drain"):
+            order_of(wrong)
+    assert words_of(Order(epsilon=0.1, command=pb.Control.COMMAND_RESET)) == "epsilon=0.1, reset"
+
+
+def test_control_command_pauses_and_steers_a_running_actor(
+    start_learner: StartLearner, start_actor: StartActor, commands: Commands
+) -> None:
+    learner = start_learner()
+    actor = start_actor(learner.address)
+    eventually(lambda: actor.requests > 5)
+    code, out, err = commands.run("control", "pause", f"learner={learner.address}", "actor=actor-0", "epsilon=0.25")
+    assert (code, out) == (0, "told 1 actor: epsilon=0.25, pause\n"), err
+    (session,) = learner.service.sessions.open.values()
+    assert session.is_paused
+    assert session.exploration == (1.0, 0.25)
+    code, _, err = commands.run("control", "pause", f"learner={learner.address}", "actor=nobody")
+    assert code == 2
+    assert "expected one that is connected" in err
