@@ -52,6 +52,7 @@ def test_play_of_an_episode_that_is_cut_short_goes_on_with_the_next(tmp_path: Pa
         (each, step) for each in (0, 1) for step in range(4)
     ]
     assert [moment.is_last for moment in moments] == [False, False, False, True] * 2
+    assert [moment.reward for moment in moments] == [0, 1, 1, 1] * 2
 
 
 def test_play_with_spaces_that_are_not_the_policys_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,29 +36,29 @@ def job_of(env: EnvConfig, seed: int) -> Job:
 
 
 def play(trained: Trained, job: Job, episodes: int, max_steps: int) -> Iterator[Moment]:
-    """Every moment of so many episodes. One that is cut short at `max_steps` goes on, unseen, until it ends."""
-    pool = make_pool(job, threads=1)
-    try:
-        if pool.spec != trained.spec:
-            raise ConfigError(f"{job.env_id} has {pool.spec} here, and the policy was trained on {trained.spec}")
-        yield from _moments(trained, pool, episodes, max_steps)
-    finally:
-        pool.close()
+    """Every moment of so many episodes. After one that is cut short at `max_steps` the environment is made anew."""
+    begun = 0
+    while begun < episodes:
+        with closing(make_pool(job._replace(seed=job.seed + begun), threads=1)) as pool:
+            if pool.spec != trained.spec:
+                raise ConfigError(f"{job.env_id} has {pool.spec} here, and the policy was trained on {trained.spec}")
+            for moment in _moments(trained, pool, begun, max_steps):
+                yield moment
+                begun = moment.episode + 1
+                if moment.is_last and begun == episodes:
+                    return
 
 
-def _moments(trained: Trained, pool: Pool, episodes: int, max_steps: int) -> Iterator[Moment]:
+def _moments(trained: Trained, pool: Pool, episode: int, max_steps: int) -> Iterator[Moment]:
+    """From this episode on, until one is cut short."""
     policy, stack = trained.policy, Stack(trained.config.env.frame_stack)
     before: tuple[StepInputs, StepOutputs] | None = None
-    episode, step = -1, 0
-    while True:
+    step = 0
+    while step < max_steps:
         rows = pool.recv()
-        begins = bool(rows.flags[0] & RESET)
-        episode, step = (episode + 1, 0) if begins else (episode, step + 1)
-        ends = bool(rows.flags[0] & ENDED)
-        if step <= max_steps:
-            yield _moment(episode, step, rows, ends or step == max_steps, pool)
-        if episode == episodes - 1 and (ends or step >= max_steps):
-            return
+        begins, ends = bool(rows.flags[0] & RESET), bool(rows.flags[0] & ENDED)
+        step = 0 if begins else step + 1
+        yield _moment(episode, step, rows, ends or step == max_steps, pool)
         observation = stack.add(rows.observation, begins)
         if before is None or begins:
             inputs = first_inputs(policy, observation, rows=1)
@@ -65,6 +66,8 @@ def _moments(trained: Trained, pool: Pool, episodes: int, max_steps: int) -> Ite
             inputs = following(*before, observation, torch.from_numpy(rows.reward))
         before = (inputs, policy.step(inputs))
         pool.send(each(lambda leaf: leaf.numpy(), before[1].action), rows.env_id)
+        if ends:
+            episode, step = episode + 1, 0
 
 
 def _moment(episode: int, step: int, rows: Rows, is_last: bool, pool: Pool) -> Moment:
