@@ -66,6 +66,7 @@ def _actor(config: ActorConfig) -> None:
 
 def _eval(config: EvalConfig) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))  # no traceback
     from seedrl.evaluate import run_eval
 
     run_eval(config)
@@ -73,6 +74,7 @@ def _eval(config: EvalConfig) -> None:
 
 def _serve(config: ServeConfig) -> None:
     refuse_if_taken(config.listen)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from seedrl.serve import run_serve
 

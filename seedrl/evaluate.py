@@ -5,6 +5,7 @@ those count that it begins first, however long the others take.
 """
 
 import json
+import signal
 import sys
 import tempfile
 import threading
@@ -123,6 +124,7 @@ class Round:
 
 def run_eval(config: EvalConfig) -> None:
     check_eval(config)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that actors are ended in order
     say = _to_stderr
     checkpoint = chosen_checkpoint(Path(config.run), config.checkpoint, warn=say)
     rounds = []

@@ -793,7 +793,7 @@ def test_reflection_lists_and_describes_the_service(start_learner: StartLearner)
         database = ProtoReflectionDescriptorDatabase(channel)
         assert SERVICE in database.get_services()
         described = DescriptorPool(database).FindServiceByName(SERVICE)
-    assert [method.name for method in described.methods] == ["Stream", "Status"]
+    assert [method.name for method in described.methods] == ["Stream", "Status", "Control"]
 
 
 def test_report_of_an_actor_reaches_its_session(
