@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from envs_server import pool as pool_module
-from envs_server.pool import EnvPool
+from envs_server.pool import EnvPool, Pool
 from seedrl.errors import ConfigError
 from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
 from tests.fakes import FakePool, make_job, make_spec
@@ -18,10 +18,8 @@ from tests.fakes import FakePool, make_job, make_spec
 ENVS = 4
 
 
-def make_pool(
-    env_id: str = "CartPole-v1", num_envs: int = ENVS, group_size: int | None = None, **fields: Any
-) -> EnvPool:
-    return EnvPool(make_job(num_envs, group_size, env_id=env_id, **fields), threads=1)
+def make_pool(env_id: str = "CartPole-v1", num_envs: int = ENVS, group_size: int | None = None, **fields: Any) -> Pool:
+    return pool_module.make_pool(make_job(num_envs, group_size, env_id=env_id, **fields), threads=1)
 
 
 def make_envpool(job: Job) -> Any:
@@ -33,7 +31,7 @@ def make_envpool(job: Job) -> Any:
     return envs
 
 
-def play(pool: EnvPool, steps: int, action: int = 0) -> list[Rows]:
+def play(pool: Pool, steps: int, action: int = 0) -> list[Rows]:
     history = []
     for _ in range(steps):
         history.append(pool.recv())
