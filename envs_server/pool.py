@@ -155,12 +155,14 @@ class EnvPool:
     def recv(self) -> Rows:
         observation, reward, terminated, truncated, info = self._envs.recv()
         env_id = info["env_id"]
-        flags = np.where(self._begins[env_id], RESET, 0).astype(np.uint8)
+        begins = self._begins[env_id]
+        flags = np.where(begins, RESET, 0).astype(np.uint8)
         flags[terminated] |= TERMINATED
         flags[truncated & ~terminated] |= TRUNCATED
         self._begins[env_id] = (flags & ENDED) != 0
         rows = self._observations.rows(observation, len(env_id))
-        return Rows(env_id, rows, reward.astype(np.float32, copy=False), flags)
+        # DeepMind Control has a reward for where an episode begins; nothing was done to earn it.
+        return Rows(env_id, rows, np.where(begins, 0, reward).astype(np.float32, copy=False), flags)
 
     def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
         self._envs.send(self._actions.nested(action), env_id)
@@ -191,5 +193,5 @@ def _make(job: Job, threads: int) -> Any:
             seed=job.seed,
             **options,
         )
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+    except (ImportError, TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise ConfigError(f"envpool cannot make {job.env_id} with {options}: {error}") from error

@@ -276,6 +276,13 @@ def test_program_that_would_start_itself_again_in_processes_is_refused(monkeypat
 # What makes them.
 
 
+def test_environment_that_a_module_registers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
+    gymnasium.register(id="Mine-v0", entry_point=Nested)
+    assert isinstance(find_env("tests.simulators:Mine-v0")().unwrapped, Nested)
+
+
 @pytest.mark.parametrize(
     ("path", "why"),
     [

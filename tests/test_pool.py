@@ -66,6 +66,17 @@ def test_recv_rows_equal_envpools_own(env_id: str, options: dict[str, Any]) -> N
     assert ends >= 8
 
 
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "BallInCupCatch-v1"])
+def test_recv_first_row_has_no_reward(env_id: str) -> None:
+    """envpool gives a reward there for some of DeepMind Control."""
+    pool = make_pool(env_id)
+    rows = pool.recv()
+    assert rows.flags.tolist() == [RESET] * ENVS
+    assert rows.reward.tolist() == [0.0] * ENVS
+    assert rows.reward.dtype == np.float32
+    pool.close()
+
+
 def test_recv_row_after_end_is_reset_without_reward() -> None:
     history = play(make_pool(), steps=40)
     flags = np.stack([rows.flags for rows in history])

@@ -73,7 +73,7 @@ def test_installed_wheel_is_imported_instead_of_the_checkout(installed: Installe
 
 
 def test_installed_wheel_shows_help_with_the_choices_of_its_conf(installed: Installed) -> None:
-    assert "env=any|breakout|cartpole|" in installed.python("-m", "seedrl", "run", "--help")
+    assert "env=acrobot|any|atari|" in installed.python("-m", "seedrl", "run", "--help")
 
 
 def test_installed_wheel_composes_settings_from_its_conf(installed: Installed) -> None:
