@@ -46,7 +46,7 @@ proto: $(READY) ## generate seedrl/v1 from proto/
 dashboards: $(READY) ## make the Grafana dashboard and the Prometheus console from seedrl/monitoring/panels.py
 	$(BIN)/python -m seedrl.monitoring.dashboards conf/observability
 
-tools: ## install Prometheus, Chromium and iptables, which some tests use, if this is Debian or Ubuntu and we are root
+tools: ## install Prometheus, Chromium, Qt and iptables, which some tests use, if this is Debian or Ubuntu and we are root
 	@bash .ci/tools
 
 reference: $(READY) ## write docs/metrics.md from the declarations

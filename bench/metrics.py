@@ -20,7 +20,7 @@ from bench.harness import Ratio, Report
 from bench.rig import private_address
 from bench.whole_run import watch
 from envs_server.actor import Actor
-from seedrl.config import ActorConfig, BenchConfig, Display, LearnerConfig
+from seedrl.config import BenchConfig, Display, LearnerConfig
 from seedrl.metrics import MANY, SECONDS, Histogram, LearnerState, LearningMetrics, ServingMetrics, Stopwatch
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.exposition import Exposition
@@ -90,7 +90,7 @@ def calls_per_step() -> dict[str, float]:
         config.actors.envs = 128
         config.stop.env_steps = STEPS
         service = LearnerService(config)
-        actor = Actor(ActorConfig(learner=address, name="bench"), say=lambda text: None)
+        actor = Actor(address, name="bench", say=lambda text: None)
         thread = threading.Thread(target=actor.run, name="actor", daemon=True)
         thread.start()
         summary = service.run()

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from envs_server.actor import Actor
 from envs_server.mock import MockPool
-from seedrl.config import ActorConfig
 from seedrl.wire.codec import Job, Rows
 
 WARM_UP = 1.0
@@ -50,7 +49,7 @@ def main(address: str, seconds: float, pause: float) -> None:
         pools.append(TimedPool(job, pause))
         return pools[-1]
 
-    actor = Actor(ActorConfig(learner=address, name="probe"), make, say=lambda text: None)
+    actor = Actor(address, name="probe", make_pool=make, say=lambda text: None)
     thread = threading.Thread(target=actor.run, name="actor", daemon=True)
     thread.start()
     while not (pools and pools[0].waits):

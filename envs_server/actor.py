@@ -17,13 +17,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from envs_server.pool import Pool, make_pool
+import envs_server.pool
+from envs_server.pool import Pool, abandon
+from envs_server.shares import expect_first_process
+from envs_server.stepping import MakeEnv
 from seedrl.config import ActorConfig, check_actor, check_actor_security
 from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, SeedrlError
 from seedrl.metrics import ActorMetrics
@@ -57,16 +61,28 @@ class Ending(Enum):
 
 
 class Actor:
-    """Owned by the main thread, except `stop`, which any thread or signal handler may call."""
+    """Actor("host:port", make_env).run() steps your own environments for a learner with env.id=own.
+
+    `make_env` is called once for each, with the learner's env.options. Without it the learner says which environment it
+    is. Settings are those of ActorConfig, by name: threads=4, security=SecurityConfig(…). Owned by the main thread,
+    except `stop`, which any thread or signal handler may call.
+    """
 
     def __init__(
-        self, config: ActorConfig, make_pool: MakePool = make_pool, say: Callable[[str], None] = print
+        self,
+        learner: str,
+        make_env: MakeEnv | None = None,
+        *,
+        make_pool: MakePool | None = None,
+        say: Callable[[str], None] = print,
+        **settings: Any,
     ) -> None:
+        expect_first_process()
+        config = self._config = ActorConfig(learner=learner, **settings)
         check_actor(config)
         check_actor_security(config)
-        self._config = config
         self._link = Link(config.learner, config.security)
-        self._make_pool = make_pool
+        self._make_pool = make_pool or partial(envs_server.pool.make_pool, make_env=make_env)
         self._say = say
         self._name = config.name or f"{socket.gethostname()}-{os.getpid()}"
         self.metrics = ActorMetrics()
@@ -234,6 +250,8 @@ class ActorSession:
         """Waits until nobody is in there: a thread that comes back from C++ while Python ends aborts the process."""
         if self._in_pool.acquire(timeout=RETURN_SECONDS):
             self._in_pool.release()
+        elif self._pool is not None:
+            abandon(self._pool)
 
     def _follow(self, call: Iterator[pb.StreamResponse]) -> tuple[Ending, str]:
         """The main thread of a session: what the learner says, in order."""
@@ -335,7 +353,8 @@ class ActorSession:
         try:
             yield from self._steps(self._pool)
         except Exception as error:
-            self._failure = error if isinstance(error, SeedrlError) else EnvFailed(f"the environment raised: {error!r}")
+            failure = error if isinstance(error, SeedrlError) else EnvFailed(f"the environment raised: {error!r}")
+            self._failure = self._failure or failure
             self.cancel()
         finally:
             self._pool.close()

@@ -1,241 +1,139 @@
 """Environments with Gymnasium's interface, gymnasium's own or yours, as a pool. Knows nothing of streams.
 
-All it asks of one: `observation_space`, `action_space`, `reset(seed=…)` giving (observation, info), and `step(action)`
-giving (observation, reward, terminated, truncated, info). An `action_mask` in info, as Gymnasium's Taxi has, becomes
-part of the observation.
-
 A group's environments are split into shares: each has a thread, or a process where Python itself takes the time.
 """
 
-import importlib
-import multiprocessing
-import os
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+import time
+from functools import partial
+from operator import methodcaller
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envs_server import spaces
-from seedrl.errors import ConfigError
-from seedrl.specs import MASK, Arrays, ArraySpec, EnvSpec, as_tree, each, leaves, rows_of
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
-
-OBSERVATION = "observation"  # the leaf beside a mask that came with info
-START_SECONDS = 60.0  # for a process to make its environments
-END_SECONDS = 2.0
-
-MakeEnv = Callable[..., Any]  # called with env.options
+from envs_server.shares import END_SECONDS, PREFIX, RemoteEnvs, Share
+from envs_server.stepping import Envs, MakeEnv, Stepped
+from seedrl.config import available_cores
+from seedrl.errors import EnvFailed
+from seedrl.specs import Arrays, EnvSpec, as_tree, leaves, rows_of
+from seedrl.wire.codec import Job, Rows
 
 
-class Stepped(NamedTuple):
-    """The newest rows of some environments, in their order."""
+class Group:
+    """Environments that step together. `parts` belongs to the thread that receives."""
 
-    observation: Arrays  # [n, ...]
-    reward: NDArray[np.float32]
-    flags: NDArray[np.uint8]
+    def __init__(self, env_id: NDArray[np.int32], shares: list[Share], sizes: list[int]) -> None:
+        self.env_id = env_id
+        self.shares = shares
+        self.parts: dict[Share, Stepped] = {}
+        self._sizes = sizes
 
+    def begin(self) -> None:
+        for share in self.shares:
+            share.ask(methodcaller("first"))
 
-def find_env(path: str) -> MakeEnv:
-    """What makes the environments of `your.module:make`, or of `gymnasium:ID` and any `module:ID` it registers."""
-    module_name, _, name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"env.id={path}: {error}; is it installed where the actor runs?") from error
-    if callable(make := getattr(module, name, None)):
-        return make  # type: ignore[no-any-return]
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise ConfigError(f"env.id={path}: {module_name} has no {name}, and there is no gymnasium to ask") from error
-    if name not in gymnasium.registry:
-        raise ConfigError(
-            f"env.id={path}: {module_name} has no {name}, and gymnasium knows no environment of that name"
-        )
-    return lambda **options: gymnasium.make(name, **options)
+    def send(self, action: Arrays) -> None:
+        at = 0
+        for share, size in zip(self.shares, self._sizes, strict=True):
+            share.ask(methodcaller("step", rows_of(action, at, size)))
+            at += size
 
-
-class Envs:
-    """Some environments, stepped one after the other. One that has ended is reset by its next action."""
-
-    def __init__(self, make_env: MakeEnv | str, options: dict[str, Any], seeds: Sequence[int]) -> None:
-        make = find_env(make_env) if isinstance(make_env, str) else make_env
-        self._envs = [make(**options) for _ in seeds]
-        self._seeds: list[int | None] = list(seeds)
-        self._begins = [True] * len(seeds)
-        self._action_space = self._envs[0].action_space
-        self._observation_space = self._envs[0].observation_space
-        self._first = [self._reset(number) for number in range(len(seeds))]
-        self._has_mask = MASK in self._first[0][1] and not hasattr(self._observation_space, "spaces")
-        self.spec = self._spec(options)
-
-    def _spec(self, options: dict[str, Any]) -> EnvSpec:
-        spec = spaces.spec_of(self._observation_space, self._action_space, type(self._envs[0]).__name__)
-        if not self._has_mask:
-            return spec
-        mask = np.asarray(self._first[0][1][MASK])
-        return EnvSpec({MASK: ArraySpec(mask.shape, "int8"), OBSERVATION: spec.observations[0]}, spec.action)
-
-    def _reset(self, number: int) -> tuple[Any, dict[str, Any]]:
-        seed, self._seeds[number] = self._seeds[number], None  # the first time only: later resets go on from there
-        observation, info = self._envs[number].reset(seed=seed)
-        return observation, info
-
-    def first(self) -> Stepped:
-        """The rows they begin with."""
-        rows = [(observation, 0.0, RESET, info) for observation, info in self._first]
-        self._begins = [False] * len(rows)
-        return self._stepped(rows)
-
-    def step(self, action: Arrays) -> Stepped:
-        rows = []
-        for number in range(len(self._envs)):
-            if self._begins[number]:
-                observation, info = self._reset(number)
-                rows.append((observation, 0.0, RESET, info))
-                self._begins[number] = False
-            else:
-                rows.append(self._step(number, action))
-        return self._stepped(rows)
-
-    def _step(self, number: int, action: Arrays) -> tuple[Any, float, int, dict[str, Any]]:
-        own = spaces.chosen(each(lambda leaf: leaf[number], action), self._action_space)
-        observation, reward, terminated, truncated, info = self._envs[number].step(own)
-        flags = TERMINATED if terminated else TRUNCATED if truncated else 0
-        self._begins[number] = bool(flags & ENDED)
-        return observation, float(reward), flags, info
-
-    def _stepped(self, rows: list[tuple[Any, float, int, dict[str, Any]]]) -> Stepped:
-        observations, rewards, flags, infos = zip(*rows, strict=True)
-        trees = [spaces.observed(observation, self._observation_space, rows=1) for observation in observations]
-        joined = as_tree(trees[0], [np.concatenate(column) for column in zip(*map(leaves, trees), strict=True)])
-        if self._has_mask:
-            assert not isinstance(joined, dict)
-            joined = {MASK: np.array([info[MASK] for info in infos], np.int8), OBSERVATION: joined}
-        return Stepped(joined, np.array(rewards, np.float32), np.array(flags, np.uint8))
-
-    def render(self) -> NDArray[Any] | None:
-        """The first of them as people see it, if it was made with render_mode=rgb_array."""
-        env = self._envs[0]
-        frame = env.render() if getattr(env, "render_mode", None) == "rgb_array" else None
-        return None if frame is None else np.asarray(frame)
-
-    def close(self) -> None:
-        for env in self._envs:
-            if hasattr(env, "close"):
-                env.close()
-
-
-class RemoteEnvs:
-    """The same in a process of its own, which ends with this one."""
-
-    def __init__(self, make_env: MakeEnv | str, options: dict[str, Any], seeds: Sequence[int]) -> None:
-        # Not forked: this process has threads of gRPC's.
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, make_env, options, list(seeds)), name="environments", daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        if not self._pipe.poll(START_SECONDS):
-            raise ConfigError(f"a process could not make its environments within {START_SECONDS:.0f} s")
-        self.spec: EnvSpec = self._answer()
-
-    def first(self) -> Stepped:
-        return self._ask("first")
-
-    def step(self, action: Arrays) -> Stepped:
-        return self._ask("step", action)
-
-    def _ask(self, method: str, *arguments: Any) -> Stepped:
-        self._pipe.send((method, arguments))
-        stepped: Stepped = self._answer()
-        return stepped
-
-    def _answer(self) -> Any:
-        try:
-            answer = self._pipe.recv()
-        except EOFError:
-            self._process.join(END_SECONDS)
-            raise RuntimeError(f"a process of environments ended with code {self._process.exitcode}") from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        self._pipe.close()
-        self._process.join(END_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
-
-
-def _serve(pipe: Connection, make_env: MakeEnv | str, options: dict[str, Any], seeds: list[int]) -> None:
-    """The process's side, until the other end closes."""
-    try:
-        envs = Envs(make_env, options, seeds)
-        pipe.send(envs.spec)
-        while True:
-            method, arguments = pipe.recv()
-            pipe.send(getattr(envs, method)(*arguments))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        return
-    except Exception as error:
-        pipe.send(RuntimeError(repr(error)))
-
-
-class GymPool:
-    """`recv` and `send` may be called from two threads. Groups come back in the order they were sent."""
-
-    def __init__(self, job: Job, threads: int, make_env: MakeEnv | None = None) -> None:
-        make = make_env or job.env_id
-        kind = RemoteEnvs if job.processes else Envs
-        shares = max(1, min(job.group_size, threads or len(os.sched_getaffinity(0))))
-        seeds = np.random.SeedSequence(job.seed).generate_state(job.num_envs) >> 1
-        groups = np.arange(job.num_envs, dtype=np.int32).reshape(-1, job.group_size)
-        self._executor = ThreadPoolExecutor(shares * len(groups), "environments")
-        self._shares: dict[int, list[Any]] = {}  # first environment of the group → its shares
-        for group in groups:
-            parts = [seeds[part].tolist() for part in np.array_split(group, shares)]
-            self._shares[int(group[0])] = list(self._executor.map(lambda part: kind(make, job.options, part), parts))
-        self.spec: EnvSpec = self._shares[0][0].spec
-        self._stepping: deque[tuple[NDArray[np.int32], list[Future[Stepped]]]] = deque()
-        for group in groups:
-            self._stepping.append((group, [self._executor.submit(each.first) for each in self._of(group)]))
-
-    def recv(self) -> Rows:
-        env_id, futures = self._stepping.popleft()
-        parts = [future.result() for future in futures]
+    def take(self) -> Rows | None:
+        """The rows of all shares once they are there."""
+        if len(self.parts) < len(self.shares):
+            return None
+        parts = [self.parts.pop(share) for share in self.shares]
         observations = zip(*(leaves(part.observation) for part in parts), strict=True)
         return Rows(
-            env_id,
+            self.env_id,
             as_tree(parts[0].observation, [np.concatenate(column) for column in observations]),
             np.concatenate([part.reward for part in parts]),
             np.concatenate([part.flags for part in parts]),
         )
 
+
+class GymPool:
+    """`recv` and `send` may be called from two threads. The group that is done first comes first."""
+
+    def __init__(self, job: Job, threads: int, make_env: MakeEnv | None = None) -> None:
+        self._job = job
+        self._make_env = make_env or job.env_id
+        self._seeds = (np.random.SeedSequence(job.seed).generate_state(job.num_envs) >> 1).tolist()
+        self._answers: SimpleQueue[tuple[Share | None, Any]] = SimpleQueue()
+        self._group_of: dict[Share, Group] = {}
+        shares = max(1, min(job.group_size, threads or available_cores()))
+        all_ids = np.arange(job.num_envs, dtype=np.int32).reshape(-1, job.group_size)
+        self._groups = [self._make_group(env_id, shares) for env_id in all_ids]
+        try:
+            self.spec = self._agreed()
+        except BaseException:
+            self.close()
+            raise
+        for group in self._groups:
+            group.begin()
+
+    def _make_group(self, env_id: NDArray[np.int32], shares: int) -> Group:
+        parts = np.array_split(env_id, shares)
+        group = Group(env_id, [self._make_share(part.tolist()) for part in parts], [len(part) for part in parts])
+        self._group_of.update(dict.fromkeys(group.shares, group))
+        return group
+
+    def _make_share(self, env_id: list[int]) -> Share:
+        name = f"{PREFIX}{env_id[0]} to {env_id[-1]}"
+        arguments = (self._make_env, self._job.options, [self._seeds[number] for number in env_id])
+        make = partial(RemoteEnvs, name, *arguments) if self._job.processes else partial(Envs, *arguments)
+        return Share(name, make, self._answers)
+
+    def _agreed(self) -> EnvSpec:
+        """Waits until all are made."""
+        for share in self._group_of:
+            share.ask(lambda envs: envs.spec)
+        specs = [self._answer()[1] for _ in self._group_of]
+        for spec in specs[1:]:
+            if spec != specs[0]:
+                raise EnvFailed(f"environments have to be alike: one has {specs[0]}, another one {spec}")
+        first: EnvSpec = specs[0]
+        return first
+
+    def _answer(self) -> tuple[Share, Any]:
+        share, answer = self._answers.get()
+        if share is None or isinstance(answer, Exception):
+            raise answer
+        return share, answer
+
+    def recv(self) -> Rows:
+        while True:
+            share, stepped = self._answer()
+            group = self._group_of[share]
+            group.parts[share] = stepped
+            if (rows := group.take()) is not None:
+                return rows
+
     def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
-        shares = self._of(env_id)
-        futures, at = [], 0
-        for share, part in zip(shares, np.array_split(env_id, len(shares)), strict=True):
-            futures.append(self._executor.submit(share.step, rows_of(action, at, len(part))))
-            at += len(part)
-        self._stepping.append((env_id, futures))
+        self._groups[int(env_id[0]) // self._job.group_size].send(action)
 
     def render(self) -> NDArray[Any] | None:
         """The first environment as people see it; only between steps, and not of one in a process of its own."""
-        share = self._shares[0][0]
-        return share.render() if isinstance(share, Envs) else None
+        if self._job.processes:
+            return None
+        self._groups[0].shares[0].ask(methodcaller("render"))
+        frame: NDArray[Any] | None = self._answer()[1]
+        return frame
 
-    def _of(self, group: NDArray[np.int32]) -> list[Any]:
-        return self._shares[int(group[0])]
+    def abandon(self) -> None:
+        """Brings back a thread that waits in `recv`, and ends processes whatever they do."""
+        self._answers.put((None, EnvFailed("the environments were abandoned")))
+        for share in self._group_of:
+            share.abandon()
 
     def close(self) -> None:
-        for shares in self._shares.values():
-            for share in shares:
-                share.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Waits for environments that are stepping, though not for ever: threads that hang stay behind."""
+        for share in self._group_of:
+            share.end()
+        deadline = time.monotonic() + END_SECONDS
+        late = [share for share in self._group_of if not share.join(max(0.0, deadline - time.monotonic()))]
+        for share in late:
+            share.abandon()
+        for share in late:
+            share.join(END_SECONDS / len(late))

@@ -15,7 +15,7 @@ from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
 
 def run_actor(config: ActorConfig) -> None:
     """`seedrl actor`: returns when training is over or on SIGINT or SIGTERM."""
-    actor = Actor(config)
+    actor = Actor(**vars(config))
 
     def handle(number: int, _: Any) -> None:
         # In a thread: the one interrupted may hold the very locks that this takes.

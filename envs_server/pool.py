@@ -2,6 +2,7 @@
 
 The only module that knows envpool. A pool steps many environments at once; `recv` returns the next group that is done
 stepping, `send` gives a group its actions. The first row of an environment and the row after an end carry RESET.
+A pool may have `abandon()` as well: called while a thread hangs in `recv`, it brings that thread back.
 """
 
 import difflib
@@ -12,10 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from envs_server import spaces
 from envs_server.counting import COUNTING, CountingPool
-from envs_server.gym import GymPool, MakeEnv
+from envs_server.gym import GymPool
 from envs_server.mock import MOCK, MockPool
+from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
+from envs_server.stepping import MakeEnv
+from seedrl.config import OWN, is_own
 from seedrl.errors import ConfigError
 from seedrl.specs import Arrays, ArraySpec, EnvSpec
 from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
@@ -36,23 +39,42 @@ class Pool(Protocol):
 
 
 def make_pool(job: Job, threads: int, make_env: MakeEnv | None = None) -> Pool:
-    """The pool a Welcome asks for, or one of environments that `make_env` makes."""
+    """The pool a Welcome asks for; `make_env` makes the environments if those are the actor's own."""
     pool = _bare_pool(job, threads, make_env)
-    for path in job.wrappers:
-        pool = _wrapped(pool, path)
+    try:
+        if job.keep:
+            pool = Kept(pool, job.keep)
+        for path in job.wrappers:
+            pool = _wrapped(pool, path)
+    except BaseException:
+        pool.close()
+        raise
     return pool
 
 
 def _bare_pool(job: Job, threads: int, make_env: MakeEnv | None) -> Pool:
-    if make_env is not None or ":" in job.env_id:
+    if is_own(job.env_id):
+        if make_env is None:
+            raise ConfigError(
+                f"the learner has env.id={job.env_id}: its actors bring the environment, and this one has none; "
+                "start it from Python as Actor(address, make_env).run()"
+            )
         return GymPool(job, threads, make_env)
+    if make_env is not None:
+        raise ConfigError(
+            f"this actor brings an environment, and the learner has env.id={job.env_id}; start it with env.id={OWN}"
+        )
+    if ":" in job.env_id:
+        return GymPool(job, threads)
     if job.env_id == MOCK:
         return MockPool(job)
     return CountingPool(job) if job.env_id == COUNTING else EnvPool(job, threads)
 
 
 def _wrapped(pool: Pool, path: str) -> Pool:
-    module, _, name = path.partition(":")
+    module, colon, name = path.partition(":")
+    if not colon:
+        raise ConfigError(f"env.wrappers: expected your.module:Wrapper, saw {path}")
     try:
         wrapped: Pool = getattr(importlib.import_module(module), name)(pool)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -69,7 +91,7 @@ class Wrapper:
             self.spec = EnvSpec(ArraySpec((1,), "float32"), pool.spec.action)
 
         def observation(self, observation):  # of many environments at once, [n, ...]
-            return observation.mean(axis=(1, 2, 3), keepdims=False, dtype="float32")[:, None]
+            return observation.mean(axis=(1, 2, 3), dtype="float32")[:, None]
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -92,8 +114,32 @@ class Wrapper:
     def render(self) -> NDArray[Any] | None:
         return self.pool.render() if hasattr(self.pool, "render") else None
 
+    def abandon(self) -> None:
+        abandon(self.pool)
+
     def close(self) -> None:
         self.pool.close()
+
+
+def abandon(pool: Pool) -> None:
+    """Brings back a thread that hangs in `recv`, if the pool knows how."""
+    getattr(pool, "abandon", lambda: None)()
+
+
+class Kept(Wrapper):
+    """Some entries of a vector observation."""
+
+    def __init__(self, pool: Pool, keep: list[int]) -> None:
+        super().__init__(pool)
+        observation = pool.spec.observation
+        if isinstance(observation, dict) or len(observation.shape) != 1 or max(keep) >= observation.shape[0]:
+            raise ConfigError(f"env.keep={keep} does not fit observations of {observation}")
+        self.spec = EnvSpec(ArraySpec((len(keep),), observation.dtype, observation.values), pool.spec.action)
+        self._keep = keep
+
+    def observation(self, observation: Arrays) -> Arrays:
+        assert not isinstance(observation, dict)
+        return np.ascontiguousarray(observation[:, self._keep])
 
 
 class EnvPool:
@@ -103,29 +149,26 @@ class EnvPool:
         with warnings.catch_warnings():  # envpool builds its spaces on first use, and warns then
             warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
             self._envs = _make(job, threads)
-            self._observation_space, self._action_space = self._envs.observation_space, self._envs.action_space
-            self.spec = spaces.spec_of(self._observation_space, self._action_space, job.env_id)
-        if job.keep:
-            self.spec = EnvSpec(_kept(self.spec.observation, job.keep), self.spec.action)
-        self._keep = job.keep
+            observation, action = self._envs.observation_space, self._envs.action_space
+            self.spec = spec_of(observation, action, job.env_id)
+            self._observations, self._actions = ObservationSpace(observation), ActionSpace(action)
         self._begins = np.ones(job.num_envs, np.bool_)  # the next row of this environment begins an episode
         self._envs.async_reset()
 
     def recv(self) -> Rows:
         observation, reward, terminated, truncated, info = self._envs.recv()
         env_id = info["env_id"]
-        flags = np.where(self._begins[env_id], RESET, 0).astype(np.uint8)
+        begins = self._begins[env_id]
+        flags = np.where(begins, RESET, 0).astype(np.uint8)
         flags[terminated] |= TERMINATED
         flags[truncated & ~terminated] |= TRUNCATED
         self._begins[env_id] = (flags & ENDED) != 0
-        rows = spaces.observed(observation, self._observation_space, len(env_id))
-        if self._keep:
-            assert not isinstance(rows, dict)
-            rows = np.ascontiguousarray(rows[:, self._keep])
-        return Rows(env_id, rows, reward.astype(np.float32, copy=False), flags)
+        rows = self._observations.rows(observation, len(env_id))
+        # DeepMind Control has a reward for where an episode begins; nothing was done to earn it.
+        return Rows(env_id, rows, np.where(begins, 0, reward).astype(np.float32, copy=False), flags)
 
     def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
-        self._envs.send(spaces.chosen(action, self._action_space), env_id)
+        self._envs.send(self._actions.nested(action), env_id)
 
     def render(self) -> NDArray[Any] | None:
         """The first environment as people see it, if it was made with render_mode=rgb_array; only between steps."""
@@ -158,11 +201,5 @@ def _make(job: Job, threads: int) -> Any:
             seed=job.seed,
             **options,
         )
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+    except (ImportError, TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise ConfigError(f"envpool cannot make {job.env_id} with {options}: {error}") from error
-
-
-def _kept(observation: ArraySpec | dict[str, ArraySpec], keep: list[int]) -> ArraySpec:
-    if isinstance(observation, dict) or len(observation.shape) != 1 or max(keep) >= observation.shape[0]:
-        raise ConfigError(f"env.keep={keep} does not fit observations of {observation}")
-    return ArraySpec((len(keep),), observation.dtype)

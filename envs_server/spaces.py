@@ -1,116 +1,171 @@
-"""Spaces as Gymnasium defines them, by whomever: what they are called in specs, and values to and fro.
+"""Spaces as trees of specs, and values to and fro.
 
-Knows them by the names of their classes, so neither gymnasium nor envpool is needed here.
+A space is one of Gymnasium's, by whomever, or made of seedrl.specs: ArraySpec, ChoiceSpec, NumberSpec, and dicts or
+tuples of these. Gymnasium's are known by the names of their classes, so neither gymnasium nor envpool is needed here.
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from seedrl.errors import ConfigError
 from seedrl.specs import DTYPES, ActionSpec, Arrays, ArraySpec, ChoiceSpec, EnvSpec, NumberSpec
 
+OWN = (ArraySpec, ChoiceSpec, NumberSpec)
 INTEGERS = ("Discrete", "MultiDiscrete", "MultiBinary")
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
+WIDER = {"uint16": "int32", "uint32": "int64"}  # what torch lacks
+
+
+class Place(NamedTuple):
+    """Where a leaf is in a value nested as its space is, and what it is there."""
+
+    path: tuple[Any, ...]  # keys, from the outside in
+    space: Any
+    start: NDArray[np.int64] | None  # what categories count from, if that is not zero
+
+    def of(self, value: Any) -> Any:
+        for key in self.path:
+            value = getattr(value, key) if isinstance(key, str) and hasattr(value, "_fields") else value[key]
+        return value
 
 
 def spec_of(observation: Any, action: Any, env: str) -> EnvSpec:
     """What an environment with these spaces is like. Raises ConfigError for those that cannot be streamed."""
     try:
-        return EnvSpec(
-            _tree(observation, {name: _array(space) for name, space in _leaves(observation)}),
-            _tree(action, {name: _action(space) for name, space in _leaves(action)}),
-        )
+        return EnvSpec(ObservationSpace(observation).spec, ActionSpace(action).spec)
     except ConfigError as error:
         raise ConfigError(f"{env} has observations of {observation} and actions of {action}: {error}") from None
 
 
-def observed(value: Any, space: Any, rows: int) -> Arrays:
-    """Observations of many environments, nested as their space, as a tree of contiguous arrays [rows, ...]."""
-    arrays: Arrays = _tree(space, {name: _rows(_at(value, path), leaf, rows) for name, path, leaf in _paths(space)})
-    return arrays
+class ObservationSpace:
+    """`spec` and the observations that fit it. Raises ConfigError if they cannot be streamed."""
+
+    def __init__(self, space: Any) -> None:
+        self._places = _places(space)
+        self._specs = {name: _array(place.space) for name, place in self._places.items()}
+        self.spec: ArraySpec | dict[str, ArraySpec] = _tree(self._specs)
+
+    def rows(self, values: Any, count: int) -> Arrays:
+        """Observations of many environments, nested as the space is, as a tree of contiguous arrays [count, ...]."""
+        return self._each(lambda place: place.of(values), count)
+
+    def stacked(self, values: Sequence[Any]) -> Arrays:
+        """The same of one observation after the other."""
+        return self._each(lambda place: [np.asarray(place.of(value)) for value in values], len(values))
+
+    def _each(self, found: Callable[[Place], Any], count: int) -> Arrays:
+        arrays: Arrays = _tree(
+            {name: _rows(found(place), place.start, self._specs[name], count) for name, place in self._places.items()}
+        )
+        return arrays
 
 
-def chosen(action: Arrays, space: Any) -> Any:
-    """A tree of actions [rows, ...], nested as their space wants them, of its types."""
+class ActionSpace:
+    """`spec`, and actions that fit it as the environment wants them. Raises ConfigError if there are none such."""
+
+    def __init__(self, space: Any) -> None:
+        self._space = space
+        self._places = _places(space)
+        self.spec: ActionSpec | dict[str, ActionSpec] = _tree(
+            {name: _action(place.space) for name, place in self._places.items()}
+        )
+
+    def nested(self, action: Arrays) -> Any:
+        """Actions of one environment or of many, [...] or [n, ...], nested as the space is and of its types."""
+        found = action if isinstance(action, dict) else {"": action}
+        return _nested(self._space, {name: _taken(found[name], place) for name, place in self._places.items()})
+
+
+def _nested(space: Any, values: dict[str, Any], name: str = "") -> Any:
     if not _is_nested(space):
-        assert not isinstance(action, dict)
-        start = np.asarray(getattr(space, "start", 0), space.dtype)
-        return action.astype(space.dtype, copy=False) + (start if start.any() else 0)
-    assert isinstance(action, dict)
-    return _nested({name: chosen(action[name], leaf) for name, leaf in _leaves(space)}, space)
-
-
-def _nested(values: dict[str, Any], space: Any, prefix: str = "") -> Any:
-    if not _is_nested(space):
-        return values[prefix]
-    below = {key: _nested(values, each, _join(prefix, key)) for key, each in _children(space)}
+        return values[name]
+    below = {key: _nested(each, values, _join(name, key)) for key, each in _children(space)}
     return below if _kind(space) == "Dict" else tuple(below.values())
 
 
+def _places(space: Any) -> dict[str, Place]:
+    """The leaves, in the order of their names, as seedrl.specs has it."""
+    found = list(_walk(space, "", ()))
+    names = [name for name, _ in found]
+    if not found or len(set(names)) < len(names):
+        raise ConfigError(f"its leaves have to have different names, one of them at least, and are {sorted(names)}")
+    return dict(sorted(found))
+
+
+def _walk(space: Any, name: str, path: tuple[Any, ...]) -> Iterator[tuple[str, Place]]:
+    if not _is_nested(space):
+        start = np.asarray(getattr(space, "start", 0), np.int64)
+        yield name, Place(path, space, start if start.any() else None)
+        return
+    for key, each in _children(space):
+        yield from _walk(each, _join(name, key), (*path, key))
+
+
 def _kind(space: Any) -> str:
+    if isinstance(space, dict | tuple):
+        return "Dict" if isinstance(space, dict) else "Tuple"
     names = {each.__name__ for each in type(space).__mro__}
     return next((kind for kind in ("Dict", "Tuple", "Box", *INTEGERS) if kind in names), type(space).__name__)
 
 
 def _is_nested(space: Any) -> bool:
-    return _kind(space) in ("Dict", "Tuple")
+    return not isinstance(space, OWN) and _kind(space) in ("Dict", "Tuple")
 
 
-def _children(space: Any) -> Iterator[tuple[str, Any]]:
-    if _kind(space) == "Dict":
-        yield from space.spaces.items()
-    else:
-        yield from ((str(number), each) for number, each in enumerate(space.spaces))
+def _children(space: Any) -> Iterator[tuple[Any, Any]]:
+    inner: Any = space if isinstance(space, dict | tuple) else space.spaces
+    yield from inner.items() if _kind(space) == "Dict" else enumerate(inner)
 
 
-def _paths(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
-    """Name, keys and space of every leaf."""
-    if not _is_nested(space):
-        yield name, path, space
-        return
-    for key, each in _children(space):
-        yield from _paths(each, _join(name, key), (*path, key if _kind(space) == "Dict" else int(key)))
+def _join(name: str, key: Any) -> str:
+    return f"{name}/{key}" if name else str(key)
 
 
-def _leaves(space: Any) -> Iterator[tuple[str, Any]]:
-    yield from ((name, leaf) for name, _, leaf in _paths(space))
+def _tree(found: dict[str, Any]) -> Any:
+    return found[""] if list(found) == [""] else found
 
 
-def _join(prefix: str, key: str) -> str:
-    return f"{prefix}/{key}" if prefix else key
+def _rows(values: Any, start: NDArray[np.int64] | None, spec: ArraySpec, count: int) -> NDArray[Any]:
+    array: NDArray[Any] = np.ascontiguousarray(values, spec.dtype).reshape(count, *spec.shape)
+    return array if start is None else array - start.astype(spec.dtype)
 
 
-def _tree(space: Any, found: dict[str, Any]) -> Any:
-    """In the order of names, as seedrl.specs has it."""
-    return dict(sorted(found.items())) if _is_nested(space) else found[""]
-
-
-def _at(value: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = getattr(value, key) if isinstance(key, str) and hasattr(value, "_fields") else value[key]
-    return value
-
-
-def _rows(value: Any, space: Any, rows: int) -> Any:
-    """Categories count from zero."""
-    array = np.ascontiguousarray(value, space.dtype).reshape(rows, *space.shape)
-    start = np.asarray(getattr(space, "start", 0), space.dtype)
-    return array - start if start.any() else array
+def _taken(action: Any, place: Place) -> Any:
+    """As the space has it: bounds that were rounded on their way are kept, categories count from its start."""
+    space, start = place.space, place.start
+    taken = action.astype(space.dtype)
+    if _kind(space) == "Box":
+        taken = np.clip(taken, space.low, space.high)
+    return taken if start is None else taken + start.astype(space.dtype)
 
 
 def _array(space: Any) -> ArraySpec:
+    if isinstance(space, ChoiceSpec | NumberSpec):
+        values = max(space.sizes) if isinstance(space, ChoiceSpec) else 0
+        return ArraySpec(tuple(space.shape), space.dtype, values)
     kind = _kind(space)
-    if kind not in ("Box", *INTEGERS) or space.dtype is None or np.dtype(space.dtype).name not in DTYPES:
-        raise ConfigError(f"{kind} of {getattr(space, 'dtype', None)} is none of {SUPPORTED}")
-    values = {"Discrete": lambda: int(space.n), "MultiDiscrete": lambda: int(np.max(space.nvec))}.get(kind, lambda: 0)()
-    return ArraySpec(tuple(int(size) for size in space.shape), np.dtype(space.dtype).name, values)
+    name = np.dtype(space.dtype).name if getattr(space, "dtype", None) is not None else "no type"
+    name = WIDER.get(name, name)
+    if kind not in ("ArraySpec", "Box", *INTEGERS) or name not in DTYPES:
+        raise ConfigError(f"{kind} of {name} is none of {SUPPORTED}, of {', '.join(DTYPES)}")
+    return ArraySpec(tuple(int(size) for size in space.shape), name, _categories(space, kind))
+
+
+def _categories(space: Any, kind: str) -> int:
+    """How many values an entry can have; 0 if they are amounts."""
+    if kind == "ArraySpec":
+        return int(space.values)
+    return int(space.n) if kind == "Discrete" else int(np.max(space.nvec)) if kind == "MultiDiscrete" else 0
 
 
 def _action(space: Any) -> ActionSpec:
-    kind, shape = _kind(space), tuple(int(size) for size in space.shape or ())
+    if isinstance(space, ChoiceSpec | NumberSpec):
+        return space
+    kind, shape = _kind(space), tuple(int(size) for size in getattr(space, "shape", None) or ())
     if kind == "Discrete":
         return ChoiceSpec((int(space.n),))
     if kind == "MultiDiscrete":
@@ -120,4 +175,6 @@ def _action(space: Any) -> ActionSpec:
     if kind == "Box" and np.dtype(space.dtype).kind == "f":
         low, high = (tuple(float(bound) for bound in np.ravel(each)) for each in (space.low, space.high))
         return NumberSpec(low, high, shape)
-    raise ConfigError(f"actions of {kind} of {space.dtype} are none of {SUPPORTED}, numbers being floats")
+    raise ConfigError(
+        f"actions of {kind} of {getattr(space, 'dtype', 'no type')} are none of {SUPPORTED}, numbers being floats"
+    )

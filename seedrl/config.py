@@ -14,6 +14,7 @@ from typing import Any
 from seedrl.errors import ConfigError
 
 MISSING = "???"  # how Hydra spells a value that has to be given
+OWN = "own"  # env.id of environments that actors bring; own/NAME gives them a name
 TOKEN_VARIABLE = "SEEDRL_TOKEN"  # the environment's, for whoever has no token file
 
 
@@ -51,7 +52,7 @@ class Format(Enum):
 
 @dataclass
 class EnvConfig:
-    id: str = key("CartPole-v1", "envpool id, or gymnasium:ID, or your.module:make for an environment of your own")
+    id: str = key("CartPole-v1", "envpool id, gymnasium:ID, your.module:make, or own (own/NAME): actors bring it")
     options: dict[str, Any] = key({}, "keyword arguments of its constructor, e.g. {episodic_life: true}")
     processes: bool = key(False, "step environments that are not envpool's in processes instead of threads")
     wrappers: list[str] = key([], "your.module:Wrapper around the pool, innermost first; envs_server/pool.py says how")
@@ -368,7 +369,13 @@ class CardConfig:
 
 def modules_of(env: EnvConfig) -> list[str]:
     """Python modules that actors have to import for it."""
-    return [path.partition(":")[0] for path in (env.id, *env.wrappers) if ":" in path]
+    paths = [*([env.id] if ":" in env.id else []), *env.wrappers]
+    return [path.partition(":")[0] for path in paths]
+
+
+def is_own(env_id: str) -> bool:
+    """Whether actors bring the environment."""
+    return env_id.partition("/")[0] == OWN
 
 
 def group_size(config: LearnerConfig) -> int:

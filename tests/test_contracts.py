@@ -91,7 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "grpc_reflection": {"seedrl.serving.server"},
     "google": {"seedrl.v1", "seedrl.wire.framing", "seedrl.snapshot"},
     "envpool": {"envs_server.pool"},
-    "gymnasium": {"envs_server.gym"},
+    "gymnasium": {"envs_server.stepping"},
     "hydra": {"seedrl.commands"},
     "omegaconf": {"seedrl.commands"},
     "yaml": {"seedrl.rundir", "seedrl.trained.card"},

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from envs_server import pool as pool_module
-from envs_server.pool import EnvPool
+from envs_server.pool import EnvPool, Pool
 from seedrl.errors import ConfigError
 from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
 from tests.fakes import FakePool, make_job, make_spec
@@ -18,10 +18,8 @@ from tests.fakes import FakePool, make_job, make_spec
 ENVS = 4
 
 
-def make_pool(
-    env_id: str = "CartPole-v1", num_envs: int = ENVS, group_size: int | None = None, **fields: Any
-) -> EnvPool:
-    return EnvPool(make_job(num_envs, group_size, env_id=env_id, **fields), threads=1)
+def make_pool(env_id: str = "CartPole-v1", num_envs: int = ENVS, group_size: int | None = None, **fields: Any) -> Pool:
+    return pool_module.make_pool(make_job(num_envs, group_size, env_id=env_id, **fields), threads=1)
 
 
 def make_envpool(job: Job) -> Any:
@@ -33,7 +31,7 @@ def make_envpool(job: Job) -> Any:
     return envs
 
 
-def play(pool: EnvPool, steps: int, action: int = 0) -> list[Rows]:
+def play(pool: Pool, steps: int, action: int = 0) -> list[Rows]:
     history = []
     for _ in range(steps):
         history.append(pool.recv())
@@ -66,6 +64,17 @@ def test_recv_rows_equal_envpools_own(env_id: str, options: dict[str, Any]) -> N
         pool.send(action, rows.env_id)
         envs.send(action, info["env_id"])
     assert ends >= 8
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "BallInCupCatch-v1"])
+def test_recv_first_row_has_no_reward(env_id: str) -> None:
+    """envpool gives a reward there for some of DeepMind Control."""
+    pool = make_pool(env_id)
+    rows = pool.recv()
+    assert rows.flags.tolist() == [RESET] * ENVS
+    assert rows.reward.tolist() == [0.0] * ENVS
+    assert rows.reward.dtype == np.float32
+    pool.close()
 
 
 def test_recv_row_after_end_is_reset_without_reward() -> None:

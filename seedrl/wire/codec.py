@@ -103,7 +103,8 @@ class Job(NamedTuple):
     @property
     def modules(self) -> list[str]:
         """Python modules that it asks to import."""
-        return [path.partition(":")[0] for path in (self.env_id, *self.wrappers) if ":" in path]
+        paths = [*([self.env_id] if ":" in self.env_id else []), *self.wrappers]
+        return [path.partition(":")[0] for path in paths]
 
 
 def encode_hello(greeting: Greeting) -> pb.StreamRequest:

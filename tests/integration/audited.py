@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 import torch
 
 from envs_server.actor import Actor
-from seedrl.config import ActorConfig, LearnerConfig
+from seedrl.config import LearnerConfig
 from seedrl.service import LearnerService
 from tests.integration.support import InThread, RunningLearner
 from tests.integration.waiting import free_address
@@ -42,7 +42,7 @@ def train(run_dir: str, env_steps: int) -> int:
     config.stop.env_steps, config.checkpoint.seconds = env_steps, 0.0
     config.display = type(config.display).none
     learner = RunningLearner(LearnerService(config))
-    InThread(Actor(ActorConfig(learner=config.listen), say=lambda _: None).run).join()
+    InThread(Actor(config.listen, say=lambda _: None).run).join()
     updates: int = learner.join()["updates"]
     return updates
 

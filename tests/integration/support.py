@@ -173,7 +173,7 @@ class RunningActor(InThread):
             self.pools.append(make_pool(job, threads))
             return self.pools[-1]
 
-        self.actor = Actor(config, remember, self.said.append)
+        self.actor = Actor(**vars(config), make_pool=remember, say=self.said.append)
         super().__init__(self.actor.run)
 
     @property

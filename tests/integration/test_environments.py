@@ -12,7 +12,7 @@ from tests.integration.waiting import eventually
 ROOT = Path(__file__).parents[2]
 FAILING = """
 import os, pathlib
-from envs_server import mock
+from envs_server import mock, pool
 
 class Failing(mock.MockPool):
     calls = 0
@@ -23,7 +23,7 @@ class Failing(mock.MockPool):
             {fail}
         return super().recv()
 
-mock.MockPool = Failing
+pool.MockPool = Failing
 """
 
 HANGING = """
