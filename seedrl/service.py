@@ -264,10 +264,10 @@ class LearnerService:
             self.server.set_ready(True)
 
     def _is_in_step(self) -> bool:
-        """Lock-step: no further step before every update that the finished unrolls allow."""
+        """Lock-step: no further step before every update that the finished unrolls allow, and none after the last."""
         algorithm = self.config.algorithm
         due = self.first_version + self.store.completed // algorithm.batch_size * algorithm.passes
-        return self.policy.version >= due
+        return self.policy.version >= due and not self.stop.is_set()
 
     def _learn(self) -> None:
         while not self.stop.is_set():

@@ -21,7 +21,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 @pytest.fixture(scope="module")
 def lockstep_runs(shared: Commands) -> dict[str, Path]:
     """Three lock-step runs: one and other, of two seeds, by a sweep; and one again."""
-    settings = ("lockstep=true", "stop.env_steps=1500", *SMALL)
+    settings = ("lockstep=true", "actors.evaluation=0.25", "stop.env_steps=1500", *SMALL)
     sweep = shared.start("run", "-m", "seed=3,4", *settings)
     again = shared.start("run", "seed=3", "run_dir=again", *settings)
     for process in (sweep, again):
