@@ -1,6 +1,6 @@
 """One preset of each family: its environments are made, streamed and trained on. Sizes are small, nothing is learned.
 
-Doom ends its process where it cannot start in time, so it gets one of its own.
+Doom is forked from several threads, which gRPC has to be told before it is imported, so its actor is a real one.
 """
 
 import re

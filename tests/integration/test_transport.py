@@ -897,8 +897,7 @@ def test_actor_refused_in_mid_session_blames_its_environments(start_learner: Sta
             return rows
 
     learner = start_learner()
-    config = envs_server.actor.ActorConfig(learner=learner.address, max_env_failures=0)
-    actor = envs_server.actor.Actor(config, make_pool=Poisoned)
+    actor = envs_server.actor.Actor(learner.address, max_env_failures=0, make_pool=Poisoned)
     with pytest.raises(EnvFailed, match=r"refused what the environments sent.*reward: expected finite"):
         actor.run()
 
