@@ -1,22 +1,16 @@
 """A trained policy, read from a run directory. Changes nothing there."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from seedrl.config import LearnerConfig
-from seedrl.errors import ConfigError
-from seedrl.learning import checkpoint as files
-from seedrl.learning.checkpoint import Checkpoint
 from seedrl.models.build import build_model
 from seedrl.rundir import RunDirectory
-from seedrl.snapshot import load_weights, spec_of
+from seedrl.snapshot import NEWEST, chosen_checkpoint, load_weights, spec_of
 from seedrl.specs import EnvSpec
 from seedrl.trained.step import StepPolicy
-
-NEWEST, BEST = "newest", "best"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +32,9 @@ def load_trained(run: str, which: str = NEWEST) -> Trained:
     """The policy of a run directory; `which` is newest, best, or a checkpoint's directory or name."""
     run_directory = RunDirectory(Path(run))
     config = run_directory.config()
-    checkpoint = _checkpoint(run_directory.checkpoints, which, warn=lambda words: print(words, file=sys.stderr))
+    checkpoint = chosen_checkpoint(run_directory.path, which, warn=lambda words: print(words, file=sys.stderr))
     spec = spec_of(checkpoint)
     seen = spec.stacked(config.env.frame_stack)
     model = build_model(config.model, seen, config.seed)
     load_weights(model, checkpoint)
     return Trained(run_directory.path, config, spec, StepPolicy(model, seen, config.model.squash), checkpoint.state)
-
-
-def _checkpoint(directory: Path, which: str, warn: Callable[[str], None]) -> Checkpoint:
-    if which == NEWEST:
-        newest = files.load_newest(directory, warn)
-        if newest is None:
-            raise ConfigError(f"there is no checkpoint in {directory} yet")
-        return newest
-    if which == BEST:
-        best = files.best(directory)
-        if best is None:
-            raise ConfigError(f"no checkpoint in {directory} has a score of 100 episodes; take checkpoint=newest")
-        return files.load(best)
-    for path in (Path(which), directory / which):
-        if (path / files.MANIFEST).exists():
-            return files.load(path)
-    known = ", ".join([NEWEST, BEST, *(path.name for path in files.found(directory))])
-    raise ConfigError(f"checkpoint={which} is neither a checkpoint's directory nor one of {known}")
