@@ -94,7 +94,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
 
 
 def a_step_of(size: int) -> bytes:
-    return serialize(codec.encode_step(1, make_rows())._replace(observation=bytes(size)))
+    return serialize(codec.encode_step(1, make_rows())._replace(observation=[bytes(size)]))
 
 
 @pytest.mark.parametrize("compression", list(grpc.Compression), ids=lambda each: each.name)

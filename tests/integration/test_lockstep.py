@@ -25,7 +25,7 @@ def lockstep_runs(shared: Commands) -> dict[str, Path]:
     sweep = shared.start("run", "-m", "seed=3,4", *settings)
     again = shared.start("run", "seed=3", "run_dir=again", *settings)
     for process in (sweep, again):
-        assert process.wait() == 0, process.err
+        assert process.wait(110.0) == 0, process.err
     swept = {summary_of(path)["seed"]: path for path in shared.directory.glob("runs/CartPole-v1/*")}
     return {"one": swept[3], "again": shared.directory / "again", "other": swept[4]}
 

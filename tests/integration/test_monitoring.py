@@ -107,7 +107,9 @@ def test_metrics_address_that_is_taken_ends_the_learner_with_a_reason(start_lear
 
 
 def test_status_over_the_wire_tells_learner_actors_and_verdict(running: RunningLearner) -> None:
-    status = learner_status(StatusConfig(learner=running.address))
+    ask = StatusConfig(learner=running.address)
+    eventually(lambda: all(actor.round_trip_seconds for actor in learner_status(ask).actors))  # the second report
+    status = learner_status(ask)
     assert (status.state, status.env, status.device) == ("running", "Signed-v0", "cpu")
     assert status.row["env_steps"] > 0
     assert status.verdict.bottleneck in ("env", "network", "batching", "inference", "store", "learner")

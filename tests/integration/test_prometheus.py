@@ -63,7 +63,8 @@ class Watched:
 
     def start_run(self) -> Process:
         where = (f"listen={self.listen}", f"metrics={self.metrics}", f"run_dir={self.run_dir}")
-        return self.commands.start("run", *ENDLESS, *where, "max_restarts=0")  # a killed learner stays away
+        others = ("actors.evaluation=0.1", "max_restarts=0")  # a killed learner stays away
+        return self.commands.start("run", *ENDLESS, *where, *others)
 
     def _hurry(self) -> None:
         """Gives Prometheus quicker rules than those it was started with."""
