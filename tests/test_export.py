@@ -73,7 +73,7 @@ def cases() -> Iterator[Any]:
         yield pytest.param(case, Format.onnx, id=f"{case}-onnx", marks=marks)
 
 
-@pytest.mark.parametrize(("case", "kind"), cases())
+@pytest.mark.parametrize(("case", "kind"), list(cases()))
 def test_export_read_back_equals_the_model(tmp_path: Path, case: str, kind: Format) -> None:
     trained = trained_case(tmp_path, case)
     out = tmp_path / f"policy{FORMATS[kind].suffix}"

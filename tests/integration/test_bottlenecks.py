@@ -98,10 +98,12 @@ def test_bottleneck_injected_is_named_with_the_setting_to_change(
     settings, pool, change = CASES[bottleneck]
     learner = start_learner(**settings)
     start_actor(learner.address, pool)
-    status = examined(learner)
-    assert status.verdict.bottleneck == bottleneck, f"{status.verdict} {status.row}"
-    assert change in status.verdict.change
-    assert "%" in status.verdict.evidence
+    examined(learner)
+    look = learner.service.monitor.status
+    # A machine that has much else to do may be a bottleneck of its own for a while.
+    verdict = eventually(lambda: look().verdict.bottleneck == bottleneck and look().verdict)
+    assert change in verdict.change
+    assert "%" in verdict.evidence
 
 
 def test_bottleneck_of_a_slow_network_is_named_with_the_setting_to_change(
