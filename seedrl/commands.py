@@ -36,9 +36,9 @@ from seedrl.config import (
     RunConfig,
     ServeConfig,
     StatusConfig,
-    check,
 )
 from seedrl.errors import ConfigError, SeedrlError
+from seedrl.rules import check
 from seedrl.wire.address import refuse_if_taken
 
 

@@ -4,14 +4,11 @@ Knows nothing of Hydra; `commands` composes these and hands them down as plain d
 """
 
 import copy
-import ipaddress
-import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
-
-from seedrl.errors import ConfigError
 
 MISSING = "???"  # how Hydra spells a value that has to be given
 OWN = "own"  # env.id of environments that actors bring; own/NAME gives them a name
@@ -367,9 +364,9 @@ class CardConfig:
     private: bool = key(False, "make that repository a private one, if it is new")
 
 
-def modules_of(env: EnvConfig) -> list[str]:
-    """Python modules that actors have to import for it."""
-    paths = [*([env.id] if ":" in env.id else []), *env.wrappers]
+def modules_of(env_id: str, wrappers: Iterable[str]) -> list[str]:
+    """Python modules that actors have to import for an environment."""
+    paths = [*([env_id] if ":" in env_id else []), *wrappers]
     return [path.partition(":")[0] for path in paths]
 
 
@@ -408,177 +405,3 @@ def store_sizes(config: LearnerConfig, core_size: int) -> dict[str, int]:
         "frame_stack": config.env.frame_stack,
         "core_size": core_size,
     }
-
-
-def check(config: LearnerConfig) -> None:
-    """Refuses settings that cannot work together, before anything is started."""
-    algorithm, serving, actors = config.algorithm, config.serving, config.actors
-    _require(algorithm.unroll_length >= 1, f"algorithm.unroll_length={algorithm.unroll_length} must be at least 1")
-    _require(algorithm.batch_size >= 1, f"algorithm.batch_size={algorithm.batch_size} must be at least 1")
-    _require(algorithm.passes >= 1, f"algorithm.passes={algorithm.passes} must be at least 1")
-    _require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
-    _require(config.stop.env_steps >= 1, f"stop.env_steps={config.stop.env_steps} must be at least 1")
-    _require(config.checkpoint.keep >= 1, f"checkpoint.keep={config.checkpoint.keep} must be at least 1")
-    _require(config.checkpoint.milestones >= 0, f"checkpoint.milestones={config.checkpoint.milestones} is negative")
-    _require(config.report.video_seconds >= 0, f"report.video_seconds={config.report.video_seconds} is negative")
-    _require(config.max_restarts >= 0, f"max_restarts={config.max_restarts} must not be negative")
-    _require(min(config.env.keep, default=0) >= 0, f"env.keep={config.env.keep} must hold indices from 0 on")
-    _require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")
-    _require(
-        0 < serving.min_rows <= serving.max_rows,
-        f"serving.min_rows={serving.min_rows} must be between 1 and serving.max_rows={serving.max_rows}",
-    )
-    _require(
-        actors.envs >= 1 and actors.groups >= 1 and actors.envs % actors.groups == 0,
-        f"actors.groups={actors.groups} must divide actors.envs={actors.envs}",
-    )
-    _require(
-        0 <= actors.evaluation < 1 and len(evaluation_envs(actors)) < actors.envs,
-        f"actors.evaluation={actors.evaluation} of actors.envs={actors.envs} leaves no environment to train on",
-    )
-    _require(
-        actors.envs <= serving.max_slots,
-        f"actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}: no actor could ever join",
-    )
-    _require(
-        serving.min_rows <= serving.max_slots,
-        f"serving.min_rows={serving.min_rows} is more than serving.max_slots={serving.max_slots}: so many never wait",
-    )
-    _require(
-        actors.count * actors.envs <= serving.max_slots,
-        f"actors.count={actors.count} × actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}",
-    )
-    _require(config.seed >= 0, f"seed={config.seed} must not be negative")
-    model = config.model
-    _require(min(model.lstm, model.gru) >= 0, f"model.lstm={model.lstm} or model.gru={model.gru} is negative")
-    _require(not (model.lstm and model.gru), f"model.lstm={model.lstm} and model.gru={model.gru}: one has to be 0")
-    _require(min(config.model.layers, default=1) >= 1, f"model.layers={config.model.layers} must be positive")
-    _require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
-    _require(
-        0 <= serving.max_wait < math.inf, f"serving.max_wait={serving.max_wait} must be a number that is not negative"
-    )
-    _require(serving.max_silence >= 0, f"serving.max_silence={serving.max_silence} must not be negative")
-    _require(serving.max_message_mb >= 1, f"serving.max_message_mb={serving.max_message_mb} must be at least 1")
-    _require(actors.count >= 0, f"actors.count={actors.count} must not be negative")
-    _require(config.threads >= 0, f"threads={config.threads} must not be negative")
-    _require(
-        config.store.capacity == 0 or config.store.capacity >= algorithm.batch_size,
-        f"store.capacity={config.store.capacity} could never hold algorithm.batch_size={algorithm.batch_size} unrolls",
-    )
-    _require(not config.lockstep or actors.count == 1, f"lockstep=true needs actors.count=1, not {actors.count}")
-    _require(not config.socket or is_socket(config.socket), f"socket={config.socket} must be unix:PATH")
-    check_learner_security(config)
-
-
-# Who may talk to whom.
-
-
-def is_socket(address: str) -> bool:
-    return address.startswith("unix:")
-
-
-def is_local(address: str) -> bool:
-    """Whether only this machine can reach an address. A name counts as another machine's, except localhost."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return is_socket(address) or host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def has_token(security: SecurityConfig) -> bool:
-    return bool(security.token_file or os.environ.get(TOKEN_VARIABLE))
-
-
-def exposures(config: LearnerConfig) -> list[str]:
-    """What a learner serves beyond this machine without TLS and token, each with what is missing."""
-    security, found = config.security, []
-    missing = [] if security.certificate_file else ["TLS (security.certificate_file and key_file)"]
-    missing += [] if has_token(security) else [f"a token (security.token_file or {TOKEN_VARIABLE})"]
-    if config.listen and not is_local(config.listen) and missing:
-        found.append(f"listen={config.listen} reaches beyond this machine without {' and '.join(missing)}")
-    return found + endpoint_exposures(config.metrics)
-
-
-def endpoint_exposures(metrics: str) -> list[str]:
-    """The same for pages over HTTP, which have neither."""
-    if metrics in ("", "auto") or is_local(metrics):
-        return []
-    return [f"metrics={metrics} reaches beyond this machine, and pages have neither TLS nor tokens"]
-
-
-def check_learner_security(config: LearnerConfig) -> None:
-    security = config.security
-    _require(
-        bool(security.certificate_file) == bool(security.key_file),
-        "security.certificate_file and security.key_file need each other",
-    )
-    _require(
-        not security.ca_file or bool(security.certificate_file),
-        "security.ca_file demands certificates of actors, which takes TLS: give security.certificate_file and key_file",
-    )
-    _refuse(exposures(config), security)
-
-
-def check_actor_security(config: ActorConfig) -> None:
-    check_client_security(config.learner, config.security)
-    _refuse(endpoint_exposures(config.metrics), config.security)
-
-
-def check_client_security(learner: str, security: SecurityConfig) -> None:
-    """For whoever connects to a learner: actors and `seedrl status`."""
-    _require(
-        bool(security.certificate_file) == bool(security.key_file),
-        "security.certificate_file and security.key_file need each other",
-    )
-    _require(
-        not security.certificate_file or bool(security.ca_file),
-        "security.certificate_file is shown to a learner, which takes TLS: give security.ca_file, whom to trust",
-    )
-    _refuse(client_exposures(learner, security), security)
-
-
-def client_exposures(learner: str, security: SecurityConfig) -> list[str]:
-    if is_local(learner) or security.ca_file:
-        return []
-    return [
-        f"learner={learner} is beyond this machine, and without TLS (security.ca_file) anybody between can read along"
-    ]
-
-
-def _refuse(exposures: list[str], security: SecurityConfig) -> None:
-    _require(
-        not exposures or security.allow_insecure,
-        f"{'; '.join(exposures)}. docs/security.md says how to have both; security.allow_insecure=true does without",
-    )
-
-
-def check_actor(config: ActorConfig) -> None:
-    """Refuses settings of an actor that cannot work."""
-    _require(
-        config.learner not in ("", MISSING), "the actor needs the learner's address: seedrl actor learner=HOST:PORT"
-    )
-    _require(config.patience >= 0, f"patience={config.patience} must not be negative")
-    _require(config.step_deadline > 0, f"step_deadline={config.step_deadline} must be positive")
-    _require(config.max_env_failures >= 0, f"max_env_failures={config.max_env_failures} must not be negative")
-
-
-def check_eval(config: EvalConfig) -> None:
-    """Refuses settings of an evaluation that cannot work."""
-    _require(config.episodes >= 1, f"episodes={config.episodes} must be at least 1")
-    _require(config.seeds >= 1, f"seeds={config.seeds} must be at least 1")
-    _require(config.seed >= 0, f"seed={config.seed} must not be negative")
-    _require(config.envs >= 0, f"envs={config.envs} must not be negative")
-    _require(1 <= config.actors <= config.episodes, f"actors={config.actors} must be 1 to episodes={config.episodes}")
-
-
-def check_serve(config: ServeConfig) -> None:
-    """The same for serving; the address and who may connect are checked as a learner's."""
-    _require(config.envs >= 0, f"envs={config.envs} must not be negative")
-    _require(config.max_slots >= 1, f"max_slots={config.max_slots} must be at least 1")
-    _require(config.seed >= 0, f"seed={config.seed} must not be negative")
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise ConfigError(otherwise)

@@ -14,7 +14,7 @@ import torch
 from seedrl import __version__
 from seedrl.actions import Actions
 from seedrl.budget import Budget, check_budget
-from seedrl.config import LearnerConfig, SecurityConfig, ServingConfig, check, store_sizes, torch_threads
+from seedrl.config import LearnerConfig, SecurityConfig, ServingConfig, store_sizes, torch_threads
 from seedrl.device import choose_device
 from seedrl.errors import RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.learning.checkpoint import Checkpoint
@@ -23,6 +23,7 @@ from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.monitoring.monitor import actor_status
 from seedrl.policy import Policy
+from seedrl.rules import check
 from seedrl.rundir import RunDirectory
 from seedrl.serving.front import Front
 from seedrl.serving.sessions import session_seed

@@ -79,3 +79,9 @@ class ThreadDied(SeedrlError):
 
 class Diverged(SeedrlError):
     exit_code = 8
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Of settings."""
+    if not holds:
+        raise ConfigError(otherwise)

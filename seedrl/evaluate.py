@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from seedrl.children import Process
-from seedrl.config import EvalConfig, check_eval
+from seedrl.config import EvalConfig
 from seedrl.deployment import Deployment, settings_of
 from seedrl.errors import SeedrlError
 from seedrl.launch import start_actor
 from seedrl.learning.checkpoint import Checkpoint
 from seedrl.monitoring.statistics import bootstrap, iqm
 from seedrl.monitoring.words import duration
+from seedrl.rules import check_eval
 from seedrl.rundir import write_atomically
 from seedrl.serving.slots import FinishedEpisodes
 from seedrl.snapshot import chosen_checkpoint

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from seedrl.children import Child, Crashes, Process, signal_of, start_module
-from seedrl.config import LearnerConfig, check, modules_of
+from seedrl.config import LearnerConfig, modules_of
 from seedrl.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
+from seedrl.rules import check
 from seedrl.rundir import RunDirectory
 from seedrl.status import DRAINED
 
@@ -235,7 +236,7 @@ def start_actor(config: LearnerConfig, address: str, name: str, log: Path) -> Pr
         f"learner={_quoted(address)}",
         f"name={name}",
         f"threads={config.actors.threads}",
-        f"modules=[{','.join(modules_of(config.env))}]",
+        f"modules=[{','.join(modules_of(config.env.id, config.env.wrappers))}]",
         f"security.token_file={_quoted(config.security.token_file)}",  # SEEDRL_TOKEN is inherited
     ]
     with log.open("ab") as out:

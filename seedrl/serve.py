@@ -5,12 +5,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from seedrl.config import LearnerConfig, ServeConfig, check_serve
+from seedrl.config import LearnerConfig, ServeConfig
 from seedrl.deployment import Deployment, settings_of
 from seedrl.errors import SeedrlError
 from seedrl.learning import checkpoint as files
 from seedrl.monitoring.endpoint import Endpoint, Page
 from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
+from seedrl.rules import check_serve
 from seedrl.snapshot import chosen_checkpoint
 from seedrl.stopping import stop_on_signals
 from seedrl.v1 import inference_pb2 as pb

@@ -16,7 +16,7 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.budget import budget_of, check_budget, check_store
-from seedrl.config import LearnerConfig, check, store_sizes, torch_threads
+from seedrl.config import LearnerConfig, store_sizes, torch_threads
 from seedrl.context import ContextFile, State
 from seedrl.device import after_serving, choose_device, own_stream
 from seedrl.errors import Diverged, SeedrlError, ThreadDied
@@ -29,6 +29,7 @@ from seedrl.models.build import build_model
 from seedrl.monitoring.monitor import Monitor
 from seedrl.policy import Policy
 from seedrl.progress import ProgressDisplay, closing_words, console
+from seedrl.rules import check
 from seedrl.rundir import RunDirectory
 from seedrl.saving import Saver
 from seedrl.serving.front import Front

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from seedrl.config import ActorConfig, LearnerConfig, check, check_actor
+from seedrl.config import ActorConfig, LearnerConfig
 from seedrl.errors import ConfigError
+from seedrl.rules import check, check_actor
 
 
 def settings(**changes: Any) -> LearnerConfig:

@@ -25,7 +25,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from seedrl.commands import COMMANDS, conf_directory, register_schemas, settings_of
-from seedrl.config import LearnerConfig, check
+from seedrl.config import LearnerConfig
+from seedrl.rules import check
 from seedrl.v1 import inference_pb2
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +38,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "seedrl",
         "seedrl.config",
+        "seedrl.exposure",
+        "seedrl.rules",
         "seedrl.errors",
         "seedrl.specs",
         "seedrl.metrics",
@@ -85,7 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.wire.tls",
         "seedrl.serving.guard",
         "seedrl.serving.server",
-        "envs_server.actor",
+        "envs_server.session",
     },
     "grpc_health": {"seedrl.serving.server"},
     "grpc_reflection": {"seedrl.serving.server"},

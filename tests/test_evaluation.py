@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from envs_server.counting import ENV, STEP, CountingPool
-from seedrl.config import ActorsConfig, LearnerConfig, check, evaluation_envs
+from seedrl.config import ActorsConfig, LearnerConfig, evaluation_envs
 from seedrl.errors import ConfigError
+from seedrl.rules import check
 from seedrl.serving.sessions import SessionTable
 from seedrl.specs import EnvSpec, NumberSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls

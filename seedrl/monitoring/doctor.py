@@ -13,21 +13,13 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import NamedTuple
 
-from seedrl.config import (
-    DoctorConfig,
-    LearnerConfig,
-    available_cores,
-    check,
-    exposures,
-    group_size,
-    is_own,
-    store_sizes,
-    torch_threads,
-)
+from seedrl.config import DoctorConfig, LearnerConfig, available_cores, group_size, is_own, store_sizes, torch_threads
 from seedrl.errors import ConfigError, SeedrlError
+from seedrl.exposure import exposures
 from seedrl.monitoring.endpoint import AUTO, Endpoint, address_of, bound
 from seedrl.monitoring.overview import learner_status
 from seedrl.monitoring.words import mebibytes
+from seedrl.rules import check
 from seedrl.specs import EnvSpec
 
 LITTLE_DISK = 2**30

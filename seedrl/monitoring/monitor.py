@@ -12,7 +12,8 @@ from importlib.metadata import version
 from typing import Any
 
 from seedrl import __version__
-from seedrl.config import LearnerConfig, exposures
+from seedrl.config import LearnerConfig
+from seedrl.exposure import exposures
 from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.endpoint import Endpoint, Page

@@ -16,8 +16,9 @@ import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from seedrl.config import LearnerConfig, exposures, is_socket
+from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, InvalidMessage, NoCapacity, Refused, Superseded, TooLate
+from seedrl.exposure import exposures, is_socket
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.guard import TokenGuard

@@ -5,8 +5,9 @@ from typing import Any
 
 import grpc
 
-from seedrl.config import SecurityConfig, check_client_security, client_exposures, is_socket
+from seedrl.config import SecurityConfig
 from seedrl.errors import ConfigError, LearnerLost, Unauthenticated
+from seedrl.exposure import check_client_security, client_exposures, is_socket
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import framing, tls
 from seedrl.wire.tokens import Tokens

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from seedrl.config import modules_of
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted
 from seedrl.specs import (
     DTYPES,
@@ -103,8 +104,7 @@ class Job(NamedTuple):
     @property
     def modules(self) -> list[str]:
         """Python modules that it asks to import."""
-        paths = [*([self.env_id] if ":" in self.env_id else []), *self.wrappers]
-        return [path.partition(":")[0] for path in paths]
+        return modules_of(self.env_id, self.wrappers)
 
 
 def encode_hello(greeting: Greeting) -> pb.StreamRequest:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import envs_server.actor
+import envs_server.session
 import seedrl.service
 from seedrl.status import Status
 from seedrl.types import ModelInput, ModelOutput
@@ -27,7 +27,7 @@ SLOW = 0.03  # seconds
 @pytest.fixture(autouse=True)
 def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seedrl.service, "LOOK_SECONDS", WINDOW / 10)
-    monkeypatch.setattr(envs_server.actor, "REPORT_SECONDS", WINDOW / 5)
+    monkeypatch.setattr(envs_server.session, "REPORT_SECONDS", WINDOW / 5)
 
 
 class SlowInference(OracleModel):

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs_server.counting import COUNTING, CountingPool
-from seedrl.config import EvalConfig, LearnerConfig, check_eval
+from seedrl.config import EvalConfig, LearnerConfig
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.evaluate import Quota, Score, evaluate
+from seedrl.rules import check_eval
 from seedrl.serving.slots import FinishedEpisodes
 from seedrl.snapshot import chosen_checkpoint
 from tests.fakes import make_job

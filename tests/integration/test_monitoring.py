@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import envs_server.actor
+import envs_server.session
 from seedrl.config import SecurityConfig, StatusConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.overview import learner_status
@@ -39,7 +39,7 @@ def metric(text: str, name: str) -> float:
 @pytest.fixture
 def running(start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch) -> RunningLearner:
     """A learner that trains with two actors, which report often."""
-    monkeypatch.setattr(envs_server.actor, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(envs_server.session, "REPORT_SECONDS", 0.1)
     learner = start_learner(metrics="127.0.0.1:0")  # a port that nobody takes over when it ends
     for name in ("left", "right"):
         start_actor(learner.address, name=name)

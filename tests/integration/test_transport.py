@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import envs_server.actor
+import envs_server.session
 from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, ThreadDied
 from seedrl.service import LearnerService
 from seedrl.v1 import inference_pb2 as pb
@@ -799,7 +800,7 @@ def test_reflection_lists_and_describes_the_service(start_learner: StartLearner)
 def test_report_of_an_actor_reaches_its_session(
     start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(envs_server.actor, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(envs_server.session, "REPORT_SECONDS", 0.0)
     learner = start_learner()
     start_actor(learner.address, name="reporter")
     session = eventually(lambda: next(iter(learner.service.sessions.open.values()), None))
@@ -814,7 +815,7 @@ def test_report_of_an_actor_reaches_its_session(
 def test_report_of_a_later_session_counts_one_reconnect(
     start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(envs_server.actor, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(envs_server.session, "REPORT_SECONDS", 0.0)
     learner = start_learner()
     with Wire(learner.address) as wire:
         actor = start_actor(wire.address)

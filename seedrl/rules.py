@@ -1,0 +1,92 @@
+"""Refuses settings that cannot work, alone or together, before anything is started."""
+
+import math
+
+from seedrl.config import MISSING, ActorConfig, EvalConfig, LearnerConfig, ServeConfig, evaluation_envs
+from seedrl.errors import require
+from seedrl.exposure import check_actor_security, check_learner_security, is_socket
+
+
+def check(config: LearnerConfig) -> None:
+    """Of a run."""
+    algorithm, serving, actors = config.algorithm, config.serving, config.actors
+    require(algorithm.unroll_length >= 1, f"algorithm.unroll_length={algorithm.unroll_length} must be at least 1")
+    require(algorithm.batch_size >= 1, f"algorithm.batch_size={algorithm.batch_size} must be at least 1")
+    require(algorithm.passes >= 1, f"algorithm.passes={algorithm.passes} must be at least 1")
+    require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
+    require(config.stop.env_steps >= 1, f"stop.env_steps={config.stop.env_steps} must be at least 1")
+    require(config.checkpoint.keep >= 1, f"checkpoint.keep={config.checkpoint.keep} must be at least 1")
+    require(config.checkpoint.milestones >= 0, f"checkpoint.milestones={config.checkpoint.milestones} is negative")
+    require(config.report.video_seconds >= 0, f"report.video_seconds={config.report.video_seconds} is negative")
+    require(config.max_restarts >= 0, f"max_restarts={config.max_restarts} must not be negative")
+    require(min(config.env.keep, default=0) >= 0, f"env.keep={config.env.keep} must hold indices from 0 on")
+    require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")
+    require(
+        0 < serving.min_rows <= serving.max_rows,
+        f"serving.min_rows={serving.min_rows} must be between 1 and serving.max_rows={serving.max_rows}",
+    )
+    require(
+        actors.envs >= 1 and actors.groups >= 1 and actors.envs % actors.groups == 0,
+        f"actors.groups={actors.groups} must divide actors.envs={actors.envs}",
+    )
+    require(
+        0 <= actors.evaluation < 1 and len(evaluation_envs(actors)) < actors.envs,
+        f"actors.evaluation={actors.evaluation} of actors.envs={actors.envs} leaves no environment to train on",
+    )
+    require(
+        actors.envs <= serving.max_slots,
+        f"actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}: no actor could ever join",
+    )
+    require(
+        serving.min_rows <= serving.max_slots,
+        f"serving.min_rows={serving.min_rows} is more than serving.max_slots={serving.max_slots}: so many never wait",
+    )
+    require(
+        actors.count * actors.envs <= serving.max_slots,
+        f"actors.count={actors.count} × actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}",
+    )
+    require(config.seed >= 0, f"seed={config.seed} must not be negative")
+    model = config.model
+    require(min(model.lstm, model.gru) >= 0, f"model.lstm={model.lstm} or model.gru={model.gru} is negative")
+    require(not (model.lstm and model.gru), f"model.lstm={model.lstm} and model.gru={model.gru}: one has to be 0")
+    require(min(config.model.layers, default=1) >= 1, f"model.layers={config.model.layers} must be positive")
+    require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
+    require(
+        0 <= serving.max_wait < math.inf, f"serving.max_wait={serving.max_wait} must be a number that is not negative"
+    )
+    require(serving.max_silence >= 0, f"serving.max_silence={serving.max_silence} must not be negative")
+    require(serving.max_message_mb >= 1, f"serving.max_message_mb={serving.max_message_mb} must be at least 1")
+    require(actors.count >= 0, f"actors.count={actors.count} must not be negative")
+    require(config.threads >= 0, f"threads={config.threads} must not be negative")
+    require(
+        config.store.capacity == 0 or config.store.capacity >= algorithm.batch_size,
+        f"store.capacity={config.store.capacity} could never hold algorithm.batch_size={algorithm.batch_size} unrolls",
+    )
+    require(not config.lockstep or actors.count == 1, f"lockstep=true needs actors.count=1, not {actors.count}")
+    require(not config.socket or is_socket(config.socket), f"socket={config.socket} must be unix:PATH")
+    check_learner_security(config)
+
+
+def check_actor(config: ActorConfig) -> None:
+    require(
+        config.learner not in ("", MISSING), "the actor needs the learner's address: seedrl actor learner=HOST:PORT"
+    )
+    require(config.patience >= 0, f"patience={config.patience} must not be negative")
+    require(config.step_deadline > 0, f"step_deadline={config.step_deadline} must be positive")
+    require(config.max_env_failures >= 0, f"max_env_failures={config.max_env_failures} must not be negative")
+    check_actor_security(config)
+
+
+def check_eval(config: EvalConfig) -> None:
+    require(config.episodes >= 1, f"episodes={config.episodes} must be at least 1")
+    require(config.seeds >= 1, f"seeds={config.seeds} must be at least 1")
+    require(config.seed >= 0, f"seed={config.seed} must not be negative")
+    require(config.envs >= 0, f"envs={config.envs} must not be negative")
+    require(1 <= config.actors <= config.episodes, f"actors={config.actors} must be 1 to episodes={config.episodes}")
+
+
+def check_serve(config: ServeConfig) -> None:
+    """The same for serving; the address and who may connect are checked as a learner's."""
+    require(config.envs >= 0, f"envs={config.envs} must not be negative")
+    require(config.max_slots >= 1, f"max_slots={config.max_slots} must be at least 1")
+    require(config.seed >= 0, f"seed={config.seed} must not be negative")
