@@ -293,6 +293,7 @@ def test_trained_policy_keeps_every_setting_of_the_run(tmp_path: Path) -> None:
 # The documentation
 
 
+@pytest.mark.long
 def test_documented_use_of_an_exported_policy_works(tmp_path: Path) -> None:
     """Every Python block of the page, word for word, where the files are that the commands before it write."""
     trained = make_trained(tmp_path / "run", env=EnvConfig(id="CartPole-v1"))

@@ -46,6 +46,7 @@ def test_ledger_tells_counters_that_fall_from_a_learner_that_resumes() -> None:
     assert ledger.fallen[2:] == ["resumed: seedrl_env_steps_total fell from 99 to 98"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_chaos_of_some_seconds_breaks_nothing() -> None:
     report = run_chaos(ChaosSettings(seconds=10, seed=87, actors=2, stretch=0))

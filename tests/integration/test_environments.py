@@ -28,12 +28,12 @@ pool.MockPool = Failing
 
 HANGING = """
 import threading
-from envs_server import actor, mock
+from envs_server import mock, session
 
 def hang(*_):
     threading.Event().wait()
 
-actor.MAKE_SECONDS = 1.0
+session.MAKE_SECONDS = 1.0
 mock.MockPool.{hang} = hang
 """
 

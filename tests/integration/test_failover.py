@@ -20,6 +20,8 @@ from seedrl.v1 import inference_pb2_grpc
 from tests.integration.processes import Commands, Process, saved_steps, summary_of
 from tests.integration.waiting import DEADLINE, eventually, is_listening
 
+pytestmark = pytest.mark.long
+
 ACTORS = 2
 SETTINGS = (
     *(f"actors.count={ACTORS}", "actors.envs=16", "algorithm.batch_size=8", "algorithm.unroll_length=10"),

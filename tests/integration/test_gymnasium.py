@@ -66,6 +66,7 @@ def test_hanging_environment_is_noticed_and_made_anew(
     eventually(lambda: learner.env_steps > steps)
 
 
+@pytest.mark.long
 def test_run_command_steps_ones_own_environment_in_processes(commands: Commands) -> None:
     (commands.directory / "mygame.py").write_text(
         "import gymnasium\ndef make(length):\n    return gymnasium.make('CartPole-v1', max_episode_steps=length)\n"

@@ -10,6 +10,8 @@ from safetensors.numpy import load_file
 from tests.integration.processes import Commands, checkpoints_of, summary_of
 from tests.integration.test_processes import SMALL
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:

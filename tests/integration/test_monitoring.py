@@ -168,6 +168,7 @@ def test_doctor_before_a_run_that_works_says_so(commands: Commands) -> None:
     assert "ready" in out
 
 
+@pytest.mark.long
 def test_doctor_before_a_run_that_cannot_work_finds_every_reason(commands: Commands) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -189,6 +190,7 @@ def test_doctor_before_a_run_that_cannot_work_finds_every_reason(commands: Comma
     assert "checks failed" in err
 
 
+@pytest.mark.long
 def test_doctor_of_an_observation_too_large_for_memory_says_how_much_is_free(commands: Commands) -> None:
     code, out, _ = commands.run("doctor", "env=pong", "serving.max_slots=10000000")
     assert code == 2
@@ -236,6 +238,7 @@ def test_doctor_of_a_running_learner_names_the_bottleneck(run: tuple[Commands, P
     assert len(out.splitlines()) == 3
 
 
+@pytest.mark.long
 def test_actor_with_metrics_serves_its_own(run: tuple[Commands, Process, Path]) -> None:
     commands, _, directory = run
     address = json.loads((directory / "context.json").read_text())["address"]

@@ -14,6 +14,8 @@ import pytest
 from tests.integration.processes import Commands, Process, checkpoints_of, saved_steps, summary_of
 from tests.integration.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 SMALL = ("actors.envs=16", "algorithm.batch_size=8", "algorithm.unroll_length=10", "stop.return_mean_100=null")
 ENDLESS = ("stop.env_steps=1_000_000_000", "checkpoint.seconds=0.1")
 SUMMARY_KEYS = {

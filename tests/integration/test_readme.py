@@ -17,6 +17,8 @@ from tests.integration.processes import Commands, summary_of
 from tests.integration.waiting import free_address
 from tests.readme import ROOT, write_program
 
+pytestmark = pytest.mark.long
+
 BARE = ("numpy", "grpcio", "protobuf")
 HEAVY = ("torch", "envpool", "gymnasium", "hydra", "omegaconf", "prometheus_client", "rich", "yaml")
 LEARNER = ("env=own", "env.options={length: 5}", "actors.envs=8", "stop.env_steps=4000", "algorithm.batch_size=4")

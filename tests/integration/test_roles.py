@@ -3,9 +3,13 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.integration.processes import Commands, summary_of
 from tests.integration.test_processes import SMALL
 from tests.integration.waiting import eventually, free_address, is_listening
+
+pytestmark = pytest.mark.long
 
 # Learner and actor started by hand.
 

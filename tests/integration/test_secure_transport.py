@@ -353,6 +353,7 @@ def test_run_with_a_token_shows_it_nowhere(protected: tuple[Any, str, Path]) -> 
 # What nobody can make a learner do or tell.
 
 
+@pytest.mark.long
 def test_training_checkpointing_and_resuming_run_and_unpickle_nothing_that_was_read(tmp_path: Path) -> None:
     """B12: asked of Python itself. What remains happens while modules are imported, and is listed by name."""
     out = tmp_path / "found.json"

@@ -158,6 +158,7 @@ def client_of_the_documentation(directory: Path) -> Path:
     return directory / "client.py"
 
 
+@pytest.mark.long
 def test_serve_client_of_the_documentation_plays_an_episode_with_a_trained_policy(
     commands: Commands, tmp_path: Path
 ) -> None:

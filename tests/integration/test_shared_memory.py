@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from envs_server import actor as actors
+import envs_server.actor
+import envs_server.session
 from seedrl.serving import sessions
 from seedrl.wire import codec
 from seedrl.wire.memory import Offer, open_buffers, this_host
@@ -50,7 +51,7 @@ def test_actor_that_cannot_open_the_memory_goes_on_in_messages(
     def fail(offer: Offer) -> None:
         raise PermissionError(offer.path)
 
-    monkeypatch.setattr(actors, "open_buffers", fail)
+    monkeypatch.setattr(envs_server.session, "open_buffers", fail)
     learner = start_learner()
     serves(learner, start_actor(learner.address))
     assert not uses_memory(learner)
@@ -60,7 +61,7 @@ def test_no_memory_for_whoever_is_elsewhere_or_told_not_to(
     start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = start_learner()
-    monkeypatch.setattr(actors, "this_host", lambda: "another machine/0")
+    monkeypatch.setattr(envs_server.actor, "this_host", lambda: "another machine/0")
     serves(learner, start_actor(learner.address))
     (session,) = learner.service.sessions.open.values()
     assert session.memory is None
