@@ -239,8 +239,12 @@ def fingerprint() -> dict[str, Any]:
 
 
 def write(path: Path, reports: Sequence[Report]) -> None:
-    """One stage's JSON, or all of a suite's under `stages` with the ratios of all on top."""
-    documents = [report.as_json() for report in reports]
+    """One stage's JSON, or all of a suite's under `stages` with the ratios of all on top.
+
+    A suite that is there keeps its other stages, each with when and where it was measured.
+    """
+    new = {document["stage"]: document for document in (report.as_json() for report in reports)}
+    documents = list((_suite(path) | new).values())
     document = documents[0]
     if len(documents) > 1:
         document = {
@@ -250,6 +254,13 @@ def write(path: Path, reports: Sequence[Report]) -> None:
         }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _suite(path: Path) -> dict[str, dict[str, Any]]:
+    """The stages of a suite in that file, by name; none if it holds something else."""
+    if not path.exists():
+        return {}
+    return {stage["stage"]: stage for stage in json.loads(path.read_text()).get("stages", [])}
 
 
 def _short(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Steps and seconds to a score, over seeds: whole runs of `seedrl run`, learner and actor on this machine.
 
-A task is a preset of conf/env with a score to stop at. Figures are interquartile means over seeds with bootstrap 95 %
+A task is a preset of conf/experiment or conf/env with a score to stop at, and further settings behind it if need be:
+"minigrid_memory model.lstm=0". Figures are interquartile means over seeds with bootstrap 95 %
 intervals, see seedrl/monitoring/statistics.py.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 import yaml
 
 from bench.harness import Report
+from seedrl.commands import conf_directory
 from seedrl.config import BenchConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.statistics import bootstrap, iqm
@@ -69,13 +71,19 @@ def _run_one(task: str, seed: int, runner: Runner) -> Curve:
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         run_dir = Path(directory) / "run"
         before = _cpu_of_children()
-        runner([f"env={task}", f"seed={seed}"], run_dir)
+        runner([*settings_of(task), f"seed={seed}"], run_dir)
         curve = read_curve(task, seed, run_dir, _cpu_of_children() - before)
     print(
         f"  {task} seed {seed}: {curve.score} after {curve.env_steps[-1]:,} steps, {curve.seconds[-1]:.1f} s",
         flush=True,
     )
     return curve
+
+
+def settings_of(task: str) -> list[str]:
+    preset, *others = task.split()
+    is_experiment = (conf_directory() / "experiment" / f"{preset}.yaml").exists()
+    return [f"{'experiment' if is_experiment else 'env'}={preset}", *others]
 
 
 def read_curve(task: str, seed: int, run_dir: Path, cpu_seconds: float) -> Curve:
@@ -106,7 +114,8 @@ def _row(task: str, runs: Sequence[Curve]) -> dict[str, Any]:
     }
     row: dict[str, Any] = {
         "task": task,
-        "score": runs[0].target,
+        "wanted": runs[0].target,
+        "reached": ", ".join(_short(run.score) if run.score is not None else "–" for run in runs),
         "solved": f"{sum(r.solved for r in runs)}/{len(runs)}",
     }
     for name, values in measures.items():
@@ -123,4 +132,4 @@ def _cpu_of_children() -> float:
 
 
 def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

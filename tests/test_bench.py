@@ -58,6 +58,17 @@ def test_write_suite_joins_the_ratios_of_its_stages(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "all.json").read_text())["ratios"] == {"x": 1.0, "y": 2.0}
 
 
+def test_write_of_one_stage_into_a_suite_keeps_the_others(tmp_path: Path) -> None:
+    path, before, after = tmp_path / "all.json", Report("wire"), Report("wire")
+    before.note("then")
+    after.note("now")
+    write(path, [before, Report("service")])
+    write(path, [after])
+    stages = {stage["stage"]: stage for stage in json.loads(path.read_text())["stages"]}
+    assert list(stages) == ["wire", "service"]
+    assert stages["wire"]["notes"] == ["now"]
+
+
 def test_run_bench_stage_is_measured_and_written(tmp_path: Path) -> None:
     out = tmp_path / "batcher.json"
     run_bench(BenchConfig(stage="batcher", seconds=0.02, repeats=1, out=str(out)))

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from bench.harness import Report
-from bench.learning import run, train
+from bench.learning import run, settings_of, train
 from seedrl.config import BenchConfig
 from seedrl.errors import ConfigError
 
@@ -51,6 +51,16 @@ def test_run_every_task_is_trained_with_every_seed_tasks_in_turns() -> None:
         "env=cartpole seed=2",
         "env=catch seed=2",
     ]
+
+
+def test_run_task_may_be_an_experiment_with_other_settings() -> None:
+    assert settings_of("cartpole") == ["env=cartpole"]
+    assert settings_of("memory model.lstm=0") == ["experiment=memory", "model.lstm=0"]
+
+
+def test_run_row_says_what_every_seed_reached() -> None:
+    (row,) = learned({"catch": [0.96, 0.5]}).table
+    assert (row["wanted"], row["reached"], row["solved"]) == (0.95, "0.96, 0.5", "1/2")
 
 
 def test_run_row_has_interquartile_means_and_intervals() -> None:
