@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from seedrl.actions import Actions
 from seedrl.config import ModelConfig
 from seedrl.errors import ConfigError
-from seedrl.models.base import ActorCritic, Masked, PopArt, core_size_of, popart_of
+from seedrl.models.base import ActorCritic, LstmCore, Masked, PopArt, core_size_of, popart_of
 from seedrl.models.build import Encoders, build_model
-from seedrl.models.images import Centre, ImageEncoder
+from seedrl.models.images import Centre, GridEncoder, ImageEncoder
 from seedrl.models.mlp import MlpEncoder, Normalize
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.types import ModelInput
@@ -172,6 +172,28 @@ def test_build_model_convolutions_are_channels_last(name: str) -> None:
     assert all(conv.weight.is_contiguous(memory_format=torch.channels_last) for conv in convolutions)
 
 
+def test_grid_a_key_is_as_far_from_a_ball_as_from_a_wall() -> None:
+    """Neighbouring numbers are not similar things: every cell weighs which of them it holds, not how large it is."""
+    encoder = GridEncoder(ArraySpec((7, 7, 3), "uint8"))
+    column = encoder.linear.weight.detach().view(128, 7 * 7 * 3, -1)[:, 40]
+    wall, key, ball = (column[:, kind] for kind in (2, 5, 6))
+    assert (key - ball).norm() > 0.7 * (key - wall).norm()
+    world = torch.full((1, 7, 7, 3), 200, dtype=torch.uint8)  # no small number: an amount
+    assert not torch.equal(encoder(world), encoder(world + 50))
+
+
+def test_lstm_forgets_slowly_before_it_has_learned_anything() -> None:
+    core = LstmCore(inputs=4, units=64)
+    state = torch.cat([torch.zeros(1, 64), torch.ones(1, 64)], dim=-1)
+    _, later = core(torch.zeros(5, 1, 4), torch.zeros(5, 1, dtype=torch.bool), state)
+    assert later[:, 64:].mean() > 0.15  # with a forget gate half open it would be 0.03
+
+
+def test_mlp_sees_bytes_in_units_of_their_range() -> None:
+    encoder = MlpEncoder(ArraySpec((3,), "uint8"), sizes=[])
+    assert torch.allclose(encoder(torch.tensor([[0, 51, 255]], dtype=torch.uint8)), torch.tensor([[0.0, 0.2, 1.0]]))
+
+
 def test_model_image_centre_tracks_the_mean_in_training_only() -> None:
     centre = Centre(make_spec((2, 3, 3), "uint8").observation)
     dark, bright = (torch.full((4, 2, 3, 3), value, dtype=torch.uint8) for value in (10, 30))
@@ -325,6 +347,6 @@ def test_model_of_a_dict_joins_what_each_network_makes_of_its_leaf() -> None:
     model = build_model(ModelConfig(layers=[16], gru=8), spec, seed=1)
     assert isinstance(model, ActorCritic)
     assert isinstance(model.encoder, Encoders)
-    assert [type(encoder) for encoder in model.encoder.encoders] == [MlpEncoder, ImageEncoder]
+    assert [type(encoder) for encoder in model.encoder.encoders] == [MlpEncoder, GridEncoder]
     assert model.encoder.size == 16 + 128
     assert model.core_size == 8

@@ -84,6 +84,10 @@ class LstmCore(nn.Module):
     def __init__(self, inputs: int, units: int) -> None:
         super().__init__()
         self.cell = nn.LSTMCell(inputs, units)
+        with torch.no_grad():
+            nn.init.orthogonal_(self.cell.weight_ih, gain=math.sqrt(2))
+            nn.init.orthogonal_(self.cell.weight_hh)
+            self.cell.bias_ih[units : 2 * units] = 1.0  # the forget gate: a state halved in every step is soon gone
 
     def forward(self, features: Tensor, reset: Tensor, core_state: Tensor) -> tuple[Tensor, Tensor]:
         hidden, cell = core_state.chunk(2, dim=-1)

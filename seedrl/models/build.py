@@ -1,6 +1,7 @@
 """From `model.*` settings and an EnvSpec to a model. The one place that knows the built-in networks by name."""
 
 import importlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -8,15 +9,19 @@ from torch import Tensor, nn
 from seedrl.config import ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic, Masked
-from seedrl.models.images import ImageEncoder, grid_encoder, impala_encoder, is_image, nature_encoder
+from seedrl.models.images import GridEncoder, ImageEncoder, impala_encoder, is_image, nature_encoder
 from seedrl.models.mlp import MlpEncoder, TinyEncoder
 from seedrl.specs import ArraySpec, EnvSpec
 from seedrl.types import Observation
 
 BUILT_IN = ("mlp", "nature", "impala", "grid", "tiny")
 SMALLEST_IMAGE = {"nature": 36, "impala": 1, "grid": 3}  # pixels each way, for the strides of the network
-LeafEncoder = MlpEncoder | TinyEncoder | ImageEncoder
-IMAGES = {"nature": nature_encoder, "impala": impala_encoder, "grid": grid_encoder}
+LeafEncoder = MlpEncoder | TinyEncoder | ImageEncoder | GridEncoder
+IMAGES: dict[str, Callable[[ArraySpec], LeafEncoder]] = {
+    "nature": nature_encoder,
+    "impala": impala_encoder,
+    "grid": GridEncoder,
+}
 
 
 def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:

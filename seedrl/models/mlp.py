@@ -14,11 +14,12 @@ REACH = 10.0  # standard deviations
 
 
 class MlpEncoder(nn.Module):
-    """Amounts as they are, or normalised; categories as one of many."""
+    """Amounts as they are (bytes in units of 255), or normalised; categories as one of many."""
 
     def __init__(self, observation: ArraySpec, sizes: list[int], normalize: bool = False) -> None:
         super().__init__()
         self._values = observation.values
+        self._unit = 255.0 if observation.dtype == "uint8" else 1.0
         inputs = math.prod(observation.shape) * (observation.values or 1)
         self.normalize = Normalize(inputs) if normalize and not observation.values else nn.Identity()
         layers: list[nn.Module] = []
@@ -31,7 +32,7 @@ class MlpEncoder(nn.Module):
         rows = observation.flatten(1) if observation.dim() > 1 else observation.unsqueeze(1)
         if self._values:
             rows = functional.one_hot(rows.long(), self._values).flatten(1)
-        features: Tensor = self.layers(self.normalize(rows.float()))
+        features: Tensor = self.layers(self.normalize(rows.float() / self._unit))
         return features
 
 
