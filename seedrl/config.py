@@ -42,6 +42,23 @@ class Device(Enum):
     cuda = "cuda"
 
 
+class Engine(Enum):
+    """What starts the processes of a run and restarts them."""
+
+    local = "local"
+    torchrun = "torchrun"
+    ray = "ray"
+    kubernetes = "kubernetes"
+
+
+class Placement(Enum):
+    """Where actors go; several hold at once."""
+
+    collocate = "collocate"
+    per_node = "per_node"
+    spread = "spread"
+
+
 class Format(Enum):
     torch = "torch"
     onnx = "onnx"
@@ -126,6 +143,7 @@ class ActorsConfig:
     )
     threads: int = key(0, "environment threads of each actor started by `seedrl run`; 0 for one per core")
     max_restarts: int = key(10, "times within ten minutes that `seedrl run` restarts crashed actors before it gives up")
+    at_most: int = key(0, "actors may grow to so many and shrink back to count, as the learner needs; 0 for count")
 
 
 @dataclass
@@ -165,6 +183,17 @@ class SecurityConfig:
 
 
 @dataclass
+class RanksConfig:
+    """Several learner processes that train one model together. docs/scaling.md has the whole of it."""
+
+    count: int = key(1, "learner processes, each with an endpoint, actors and a store of its own")
+    sync_every: int = key(1, "1 averages gradients in every update; k averages weights after k updates of one's own")
+    separate: bool = key(False, "two processes: rank 0 serves and records, rank 1 trains and sends the weights back")
+    advertise: str = key("", "HOST[:PORT] by which actors of other machines reach this rank; empty for listen")
+    timeout: float = key(60.0, "seconds without a word of another rank until a rank gives up")
+
+
+@dataclass
 class LearnerConfig:
     """Settings of `seedrl learner` and `seedrl run`."""
 
@@ -174,6 +203,7 @@ class LearnerConfig:
     serving: ServingConfig = group(ServingConfig)
     store: StoreConfig = group(StoreConfig)
     actors: ActorsConfig = group(ActorsConfig)
+    ranks: RanksConfig = group(RanksConfig)
     checkpoint: CheckpointConfig = group(CheckpointConfig)
     stop: StopConfig = group(StopConfig)
     report: ReportConfig = group(ReportConfig)
@@ -196,9 +226,39 @@ class LearnerConfig:
 
 
 @dataclass
-class RunConfig(LearnerConfig):
-    """Settings of `seedrl run`."""
+class RoleConfig:
+    """What one process of a role needs, where machines are shared out by an engine."""
 
+    cpus: float = key(1.0, "cores, or a fraction of one")
+    gpus: float = key(0.0, "accelerators; a fraction shares one")
+    memory_gb: float = key(0.0, "GiB of memory; 0 leaves it to the engine")
+    env: dict[str, str] = key({}, "environment variables, over those of launch.env and of this process")
+    selector: dict[str, str] = key({}, "labels that its machine has to have")
+
+
+@dataclass
+class LaunchConfig:
+    """Which engine runs the processes of a job, and where."""
+
+    engine: Engine = key(Engine.local, "local | torchrun | ray | kubernetes")
+    name: str = key("", "name of the job; empty for the environment's")
+    learner: RoleConfig = group(RoleConfig)
+    actor: RoleConfig = group(RoleConfig)
+    placement: list[Placement] = key(
+        [], "any of collocate (actors where a rank is), per_node (launch.per_node on each), spread (as far as it goes)"
+    )
+    per_node: int = key(0, "actors on one machine, with placement per_node; no more fit there")
+    env: dict[str, str] = key({}, "environment variables of every process")
+    address: str = key("", "ray: HOST:PORT of a cluster; empty for a new one on this machine")
+    image: str = key("seedrl", "kubernetes: image without the ending -learner or -actor, and its tag after a colon")
+    namespace: str = key("default", "kubernetes: namespace")
+
+
+@dataclass
+class RunConfig(LearnerConfig):
+    """Settings of `seedrl run`: a job."""
+
+    launch: LaunchConfig = group(LaunchConfig)
     listen: str = key("", "address the learner serves on: HOST:PORT or unix:PATH; empty for a private unix socket")
 
 
