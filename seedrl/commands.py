@@ -6,6 +6,7 @@ Starts without importing torch, grpc or envpool: each command imports what it ne
 import dataclasses
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ from seedrl.config import (
     ObserveConfig,
     PlotConfig,
     RecordConfig,
+    RenderConfig,
     RunConfig,
     ServeConfig,
     StatusConfig,
@@ -61,7 +63,15 @@ def carry_out(config: RunConfig, overrides: Sequence[str]) -> None:
 
         run_on_ray(config, for_learner)
     else:
-        raise ConfigError("launch=kubernetes is for `seedrl render`, which writes manifests for kubectl")
+        rest = [each for each in overrides if each != "launch=kubernetes"]
+        words = shlex.join(["seedrl", "render", "target=kubernetes", "out=manifests", *rest])
+        raise ConfigError(f"launch=kubernetes starts nothing by itself; write manifests for kubectl: {words}")
+
+
+def _render(config: RenderConfig) -> None:
+    from seedrl.launching.render import run_render
+
+    run_render(config)
 
 
 def _learner(config: LearnerConfig) -> None:
@@ -180,6 +190,7 @@ COMMANDS = {
     "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
     "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
+    "render": Command("write a job as manifests: seedrl render target=kubernetes out=DIR", RenderConfig, _render),
     "eval": Command("measure the policy of a run by whole episodes, without learning", EvalConfig, _eval),
     "serve": Command("serve the policy of a run to whoever asks for actions", ServeConfig, _serve),
     "control": Command(

@@ -59,6 +59,12 @@ class Placement(Enum):
     spread = "spread"
 
 
+class Target(Enum):
+    """What `seedrl render` writes for."""
+
+    kubernetes = "kubernetes"
+
+
 class Format(Enum):
     torch = "torch"
     onnx = "onnx"
@@ -180,6 +186,7 @@ class SecurityConfig:
         "", "secrets, one a line: a learner takes any, an actor shows the first; empty for SEEDRL_TOKEN, if that is set"
     )
     allow_insecure: bool = key(False, "serve and connect beyond this machine without TLS and token as well")
+    allow_open_pages: bool = key(False, "serve only the pages of metrics= beyond this machine without TLS and token")
 
 
 @dataclass
@@ -252,6 +259,10 @@ class LaunchConfig:
     address: str = key("", "ray: HOST:PORT of a cluster; empty for a new one on this machine")
     image: str = key("seedrl", "kubernetes: image without the ending -learner or -actor, and its tag after a colon")
     namespace: str = key("default", "kubernetes: namespace")
+    storage_gb: float = key(10.0, "kubernetes: GiB of the claim for the run directory")
+    storage_class: str = key(
+        "", "kubernetes: storage class of that claim, which several ranks mount at once; empty for the cluster's"
+    )
 
 
 @dataclass
@@ -260,6 +271,14 @@ class RunConfig(LearnerConfig):
 
     launch: LaunchConfig = group(LaunchConfig)
     listen: str = key("", "address the learner serves on: HOST:PORT or unix:PATH; empty for a private unix socket")
+
+
+@dataclass
+class RenderConfig(RunConfig):
+    """Settings of `seedrl render`: the job, and where its files go."""
+
+    target: Target = key(Target.kubernetes, "kubernetes")
+    out: str = key(MISSING, "directory for the manifests; only files that `seedrl render` wrote are overwritten")
 
 
 @dataclass

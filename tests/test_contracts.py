@@ -97,7 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gymnasium": {"envs_server.stepping"},
     "hydra": {"seedrl.commands"},
     "omegaconf": {"seedrl.commands"},
-    "yaml": {"seedrl.rundir", "seedrl.trained.card"},
+    "yaml": {"seedrl.rundir", "seedrl.launching.kubernetes", "seedrl.trained.card"},
     "rich": {"seedrl.progress", "seedrl.monitoring.overview"},
     "safetensors": {"seedrl.learning.checkpoint", "seedrl.trained.card"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
