@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import promql_parser
 import pytest
 import yaml
 from hydra import compose as hydra_compose
@@ -23,9 +24,12 @@ from seedrl.launching.kubernetes import MARK, files
 from seedrl.launching.pods import image
 from seedrl.rundir import plain
 from tests.manifests import GOLDEN, VARIANTS, documents, job_of, objects, rendered, stable
+from tests.programs import needed
+from tests.test_contracts import run
 
 OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version()
-OVERLAY = Path(__file__).parents[1] / "docs/kubernetes/overlay"
+DOCS = Path(__file__).parents[1] / "docs/kubernetes"
+OVERLAY = DOCS / "overlay"
 
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -117,7 +121,7 @@ def test_learners_in_pods_have_the_settings_of_the_job(variant: str, tmp_path: P
     expected = plain(job.learner)
     if job.ranks > 1:
         rank = f"{job.name}-learner-{job.ranks - 1}.{job.name}-learner.{job.namespace}.svc"
-        assert learner.ranks.advertise == f"{rank}:{job.port}"
+        assert learner.ranks.advertise == rank
         expected["ranks"]["advertise"] = learner.ranks.advertise
     assert plain(learner) == expected
 
@@ -157,7 +161,7 @@ def test_torchrun_takes_the_command_and_the_learner_its_settings(tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     settings = yaml.safe_load(done.stdout)
-    assert settings["ranks"]["advertise"] == "pong-learner-1.pong-learner.rl.svc:50051"
+    assert settings["ranks"]["advertise"] == "pong-learner-1.pong-learner.rl.svc"
     assert settings["run_dir"] == "/runs/pong"
 
 
@@ -414,7 +418,6 @@ def test_name_is_the_environments_as_a_service_can_have_it(overrides: str, name:
         ("security.token_file=token", "security.token_file=token is a file of this machine"),
         ("run_dir=runs/a", "run_dir=runs/a is a directory of this machine"),
         ("ranks.advertise=a:1", "ranks.advertise=a:1 differs from rank to rank"),
-        ("actors.at_most=1000", "actors.at_most=1000 × actors.envs=128 is more than"),
         ("env=own", "env.id=own is an environment that actors bring"),
     ],
 )
@@ -496,6 +499,43 @@ def test_render_composes_the_same_job_as_run() -> None:
         plain(compose("run", ["launch=kubernetes", *overrides])),
     )
     assert {key: render[key] for key in plain(RunConfig())} == run
+
+
+# What docs/kubernetes.md tells Prometheus and its adapter.
+
+
+def test_adapter_asks_for_the_metric_that_the_autoscaler_follows() -> None:
+    [rule] = yaml.safe_load((DOCS / "adapter.yaml").read_text())["externalRules"]
+    [metric] = objects(rendered("elastic"))["HorizontalPodAutoscaler", "cartpole-v1-actor"]["spec"]["metrics"]
+    name, labels = metric["external"]["metric"]["name"], metric["external"]["metric"]["selector"]["matchLabels"]
+    matchers = ",".join(f'{key}="{value}"' for key, value in {"namespace": "default", **labels}.items())
+    query = rule["metricsQuery"].replace("<<.Series>>", name).replace("<<.LabelMatchers>>", matchers)
+    promql_parser.parse(query)
+    promql_parser.parse(rule["seriesQuery"])
+    assert rule["seriesQuery"].startswith(f"{name}{{")
+    assert query.startswith("sum(")  # every rank says how many it could use
+
+
+def test_prometheus_finds_the_pods_and_gives_the_labels_that_the_autoscaler_selects_by() -> None:
+    jobs = {job["job_name"]: job for job in yaml.safe_load((DOCS / "prometheus.yaml").read_text())["scrape_configs"]}
+    selected = {"namespace", "app_kubernetes_io_instance"}
+    for job, role in (("seedrl", "learner"), ("seedrl-actors", "actor")):
+        keep, *gives = jobs[job]["relabel_configs"]
+        pod = pod_of(rendered("elastic"), role)["metadata"]["labels"]
+        ports = [port["name"] for port in container_of(rendered("elastic"), role)["ports"]]
+        name, component, port = keep["regex"].split(";")
+        assert (pod["app.kubernetes.io/name"], pod["app.kubernetes.io/component"]) == (name, component)
+        assert port in ports
+        assert selected <= {rule["target_label"] for rule in gives}
+
+
+def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
+    """All of it but the discovery of pods, which Debian's Prometheus is built without."""
+    text = (DOCS / "prometheus.yaml").read_text()
+    assert text.count("kubernetes_sd_configs: [{role: pod}]") == 2
+    known = text.replace("kubernetes_sd_configs: [{role: pod}]", "static_configs: [{targets: [localhost:9464]}]")
+    (tmp_path / "prometheus.yaml").write_text(known)
+    run(needed("promtool"), "check", "config", str(tmp_path / "prometheus.yaml"))
 
 
 # Kustomize.

@@ -92,7 +92,7 @@ def in_pods(config: RunConfig) -> PodJob:
 
 
 def _check_job(config: RunConfig) -> None:
-    launch, actors = config.launch, config.actors
+    launch = config.launch
     require(
         launch.engine is Engine.kubernetes,
         f"launch={launch.engine.name} has no manifests: `seedrl render` takes launch=kubernetes, which is its default",
@@ -103,14 +103,9 @@ def _check_job(config: RunConfig) -> None:
         "ranks.separate=true is not rendered: the rank that trains serves nobody, and its pod could not be probed",
     )
     require(
-        not is_own(config.env.id) or actors.count == 0,
+        not is_own(config.env.id) or config.actors.count == 0,
         f"env.id={config.env.id} is an environment that actors bring, and ours bring none: set actors.count=0 "
         "and give your own actors a Deployment of their own",
-    )
-    require(
-        actors.at_most * actors.envs <= config.serving.max_slots * config.ranks.count,
-        f"actors.at_most={actors.at_most} × actors.envs={actors.envs} is more than "
-        f"serving.max_slots={config.serving.max_slots} of each rank: the last actors could never join",
     )
     require(
         not config.ranks.advertise,

@@ -27,12 +27,12 @@ def labels(job: PodJob, role: str = "") -> dict[str, str]:
 def learner_pod(job: PodJob, digest: str) -> Body:
     needs = job.job.launch.learner
     several = job.ranks > 1
-    own_address = [f"ranks.advertise=$(POD_NAME).{job.domain}:{job.port}"] if several else []
+    own_name = [f"ranks.advertise=$(POD_NAME).{job.domain}"] if several else []
     container = {
         "name": LEARNER,
         "image": image(job.job.launch.image, LEARNER),
         "command": _torchrun(job) if several else ["python", "-m", "seedrl"],
-        "args": ["learner", *_settings_of(LEARNER), *own_address],
+        "args": ["learner", *_settings_of(LEARNER), *own_name],
         "ports": [_port("grpc", job.port), _port("metrics", job.pages_port)],
         "startupProbe": _probe("/healthz", period=5, failures=START_SECONDS // 5),
         "livenessProbe": _probe("/healthz", period=10, failures=3),
