@@ -4,9 +4,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
+import grpc
 import kubernetes_validate
 import promql_parser
 import pytest
@@ -15,14 +18,16 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
+from seedrl.certs import make
 from seedrl.commands import compose, main
-from seedrl.config import ActorConfig, LearnerConfig, RunConfig
+from seedrl.config import ActorConfig, CertsConfig, LearnerConfig, RunConfig
 from seedrl.errors import ConfigError
 from seedrl.exposure import exposures
 from seedrl.launching.cluster import PodJob
 from seedrl.launching.kubernetes import MARK, files
 from seedrl.launching.pods import image
 from seedrl.rundir import plain
+from tests.integration.waiting import free_address
 from tests.manifests import GOLDEN, VARIANTS, documents, job_of, objects, rendered, stable
 from tests.programs import needed
 from tests.test_contracts import run
@@ -165,6 +170,29 @@ def test_torchrun_takes_the_command_and_the_learner_its_settings(tmp_path: Path)
     assert settings["run_dir"] == "/runs/pong"
 
 
+@pytest.mark.long
+def test_torchrun_gives_rank_0_to_the_first_name_whoever_comes_first(tmp_path: Path) -> None:
+    """Two real rendezvous on this machine, the later name first; pods have names in the same order."""
+    words = as_in_a_pod(rendered("two_ranks"), "learner", tmp_path)
+    options = words[: words.index("-m", words.index("torch.distributed.run"))]
+    endpoint = free_address()
+    ask = [sys.executable, "-c", "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"]
+
+    def start(address: str) -> subprocess.Popen[str]:
+        here = {"--rdzv-endpoint": endpoint, "--local-addr": address}
+        changed = [f"{name}={here[name]}" if (name := word.partition("=")[0]) in here else word for word in options]
+        command = [sys.executable, *changed[1:], "--no-python", *ask]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    started = {address: start(address) for address in ("127.0.0.2", "127.0.0.1")}
+    try:
+        said = {address: process.communicate(timeout=100)[0].strip() for address, process in started.items()}
+    finally:
+        for process in started.values():
+            process.kill()
+    assert said == {"127.0.0.1": "rank 0 of 2", "127.0.0.2": "rank 1 of 2"}
+
+
 # Manifests fit together.
 
 
@@ -280,6 +308,34 @@ def test_only_pages_are_open_unless_the_job_is_insecure(variant: str) -> None:
         assert words == ["metrics=0.0.0.0:9464 reaches beyond this machine, and pages have neither TLS nor tokens"]
         assert not job.learner.security.allow_insecure
         assert not job.actor.security.allow_insecure
+
+
+@pytest.mark.parametrize(
+    ("host", "is_covered"),
+    [
+        ("pong-learner.rl.svc", True),
+        ("pong-learner-1.pong-learner.rl.svc", True),
+        ("localhost", True),
+        ("other-learner.rl.svc", False),
+        ("a.b.pong-learner.rl.svc", False),
+    ],
+)
+def test_certificate_of_the_instructions_is_for_every_name_of_the_learner(host: str, is_covered: bool) -> None:
+    """As gRPC sees it, which has rules of its own for names with a star."""
+    made = make(CertsConfig(hosts=rendered("two_ranks").certificate_hosts))
+    server = grpc.server(ThreadPoolExecutor(1))
+    pair = (made["server.key"], made["server.pem"])
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], made["ca.pem"], True))
+    own = grpc.ssl_channel_credentials(made["ca.pem"], made["client.key"], made["client.pem"])
+    server.start()
+    name = [("grpc.ssl_target_name_override", host)]
+    with grpc.secure_channel(f"127.0.0.1:{port}", own, options=name) as channel:
+        states: Queue[grpc.ChannelConnectivity] = Queue()
+        channel.subscribe(states.put, try_to_connect=True)
+        ends = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+        state = next(state for state in iter(lambda: states.get(timeout=60), None) if state in ends)
+    server.stop(None)
+    assert state is (ends[0] if is_covered else ends[1])
 
 
 @variants
