@@ -9,7 +9,7 @@ READY := .venv/.installed
 INSTALL := -m pip install -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-long test-learning chaos soak lint bench proto dashboards reference tools constraints wheel clean
+.PHONY: help train test test-long test-learning chaos soak lint bench proto dashboards reference manifests tools constraints wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ tools: ## install Prometheus, Chromium, Qt and iptables, which some tests use, i
 
 reference: $(READY) ## write docs/metrics.md from the declarations
 	$(BIN)/python -m seedrl.monitoring.reference > docs/metrics.md
+
+manifests: $(READY) ## write tests/golden/kubernetes anew, after a change of what `seedrl render` writes
+	$(BIN)/python -m tests.manifests
 
 constraints: ## pin anew, in constraints.txt, everything that `.[dev]` installs
 	@clean=$$(mktemp -d) && trap 'rm -rf "$$clean"' EXIT && \

@@ -5,6 +5,8 @@ Starts without importing torch, grpc or envpool: each command imports what it ne
 
 import dataclasses
 import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +29,14 @@ from seedrl.config import (
     CertsConfig,
     ControlConfig,
     DoctorConfig,
+    Engine,
     EvalConfig,
     ExportConfig,
     LearnerConfig,
     ObserveConfig,
     PlotConfig,
     RecordConfig,
+    RenderConfig,
     RunConfig,
     ServeConfig,
     StatusConfig,
@@ -43,9 +47,31 @@ from seedrl.wire.address import refuse_if_taken
 
 
 def _run(config: RunConfig) -> None:
-    from seedrl.launch import Supervisor
+    carry_out(config, HydraConfig.get().overrides.task)
 
-    Supervisor(config, list(HydraConfig.get().overrides.task)).run()
+
+def carry_out(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Hands a job to its engine; returns when it is over. The learner knows no `launch`."""
+    check(config)
+    for_learner = [each for each in overrides if not re.match(r"[+~]*launch[.=]", each)]
+    if config.launch.engine in (Engine.local, Engine.torchrun):
+        from seedrl.launching.local import Supervisor
+
+        Supervisor(config, for_learner).run()
+    elif config.launch.engine is Engine.ray:
+        from seedrl.launching.ray import run_on_ray
+
+        run_on_ray(config, for_learner)
+    else:
+        rest = [each for each in overrides if each != "launch=kubernetes"]
+        words = shlex.join(["seedrl", "render", "target=kubernetes", "out=manifests", *rest])
+        raise ConfigError(f"launch=kubernetes starts nothing by itself; write manifests for kubectl: {words}")
+
+
+def _render(config: RenderConfig) -> None:
+    from seedrl.launching.render import run_render
+
+    run_render(config)
 
 
 def _learner(config: LearnerConfig) -> None:
@@ -164,6 +190,7 @@ COMMANDS = {
     "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
     "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
+    "render": Command("write a job as manifests: seedrl render target=kubernetes out=DIR", RenderConfig, _render),
     "eval": Command("measure the policy of a run by whole episodes, without learning", EvalConfig, _eval),
     "serve": Command("serve the policy of a run to whoever asks for actions", ServeConfig, _serve),
     "control": Command(
@@ -266,6 +293,18 @@ def _neutral_if_own_env(arguments: Sequence[str]) -> list[str]:
     return ["env=any", *arguments] if "env.id" in names and not {"env", "experiment"} & names else list(arguments)
 
 
+def compose(name: str, overrides: Sequence[str]) -> Any:
+    """The settings that a command would have, without running it."""
+    register_schemas()
+    with hydra.initialize_config_dir(str(conf_directory()), version_base="1.3"):
+        return OmegaConf.to_object(hydra.compose(name, list(_neutral_if_own_env(overrides))))
+
+
+def launch(overrides: Sequence[str]) -> None:
+    """`seedrl run` from Python."""
+    carry_out(compose("run", overrides), overrides)
+
+
 def register_schemas() -> None:
     """Makes the dataclasses known to Hydra. Keyword arguments for foreign constructors may have any keys."""
     for name, command in COMMANDS.items():
@@ -290,9 +329,7 @@ def help_text(name: str) -> str:
     lines = [f"seedrl {name} {words}key=value …    {command.meaning}"]
     lines += [f"seedrl {name} {verb} {files}    {meaning}" for verb, files, meaning in command.verbs]
     lines.append("")
-    for group in sorted(
-        path for path in conf_directory().iterdir() if path.is_dir() and issubclass(command.schema, LearnerConfig)
-    ):
+    for group in _groups(command.schema):
         choices = sorted(path.stem for path in group.glob("*.yaml"))
         if choices:
             lines.append(f"  {group.name}={'|'.join(choices)}")
@@ -303,6 +340,14 @@ def help_text(name: str) -> str:
         "-m runs all combinations of comma-separated values; --cfg job shows the settings; --hydra-help shows more.",
     ]
     return "\n".join(lines)
+
+
+def _groups(schema: type) -> list[Path]:
+    """Directories of conf/ with choices for a command."""
+    if not issubclass(schema, LearnerConfig):
+        return []
+    known = {field.name for field in dataclasses.fields(schema)} | {"experiment"}
+    return sorted(path for path in conf_directory().iterdir() if path.is_dir() and path.name in known)
 
 
 def settings_of(schema: type, prefix: str = "") -> Iterator[tuple[str, str, str]]:

@@ -42,6 +42,29 @@ class Device(Enum):
     cuda = "cuda"
 
 
+class Engine(Enum):
+    """What starts the processes of a run and restarts them."""
+
+    local = "local"
+    torchrun = "torchrun"
+    ray = "ray"
+    kubernetes = "kubernetes"
+
+
+class Placement(Enum):
+    """Where actors go; several hold at once."""
+
+    collocate = "collocate"
+    per_node = "per_node"
+    spread = "spread"
+
+
+class Target(Enum):
+    """What `seedrl render` writes for."""
+
+    kubernetes = "kubernetes"
+
+
 class Format(Enum):
     torch = "torch"
     onnx = "onnx"
@@ -126,6 +149,7 @@ class ActorsConfig:
     )
     threads: int = key(0, "environment threads of each actor started by `seedrl run`; 0 for one per core")
     max_restarts: int = key(10, "times within ten minutes that `seedrl run` restarts crashed actors before it gives up")
+    at_most: int = key(0, "actors may grow to so many and shrink back to count, as the learner needs; 0 for count")
 
 
 @dataclass
@@ -162,6 +186,18 @@ class SecurityConfig:
         "", "secrets, one a line: a learner takes any, an actor shows the first; empty for SEEDRL_TOKEN, if that is set"
     )
     allow_insecure: bool = key(False, "serve and connect beyond this machine without TLS and token as well")
+    allow_open_pages: bool = key(False, "serve only the pages of metrics= beyond this machine without TLS and token")
+
+
+@dataclass
+class RanksConfig:
+    """Several learner processes that train one model together. docs/scaling.md has the whole of it."""
+
+    count: int = key(1, "learner processes, each with an endpoint, actors and a store of its own")
+    sync_every: int = key(1, "1 averages gradients in every update; k averages weights after k updates of one's own")
+    separate: bool = key(False, "two processes: rank 0 serves and records, rank 1 trains and sends the weights back")
+    advertise: str = key("", "HOST[:PORT] by which actors of other machines reach this rank; empty for listen")
+    timeout: float = key(60.0, "seconds without a word of another rank until a rank gives up")
 
 
 @dataclass
@@ -174,6 +210,7 @@ class LearnerConfig:
     serving: ServingConfig = group(ServingConfig)
     store: StoreConfig = group(StoreConfig)
     actors: ActorsConfig = group(ActorsConfig)
+    ranks: RanksConfig = group(RanksConfig)
     checkpoint: CheckpointConfig = group(CheckpointConfig)
     stop: StopConfig = group(StopConfig)
     report: ReportConfig = group(ReportConfig)
@@ -196,10 +233,52 @@ class LearnerConfig:
 
 
 @dataclass
-class RunConfig(LearnerConfig):
-    """Settings of `seedrl run`."""
+class RoleConfig:
+    """What one process of a role needs, where machines are shared out by an engine."""
 
+    cpus: float = key(1.0, "cores, or a fraction of one")
+    gpus: float = key(0.0, "accelerators; a fraction shares one")
+    memory_gb: float = key(0.0, "GiB of memory; 0 leaves it to the engine")
+    env: dict[str, str] = key({}, "environment variables, over those of launch.env and of this process")
+    selector: dict[str, str] = key({}, "labels that its machine has to have")
+
+
+@dataclass
+class LaunchConfig:
+    """Which engine runs the processes of a job, and where."""
+
+    engine: Engine = key(Engine.local, "local | torchrun | ray | kubernetes")
+    name: str = key("", "name of the job; empty for the environment's")
+    learner: RoleConfig = group(RoleConfig)
+    actor: RoleConfig = group(RoleConfig)
+    placement: list[Placement] = key(
+        [], "any of collocate (actors where a rank is), per_node (launch.per_node on each), spread (as far as it goes)"
+    )
+    per_node: int = key(0, "actors on one machine, with placement per_node; no more fit there")
+    env: dict[str, str] = key({}, "environment variables of every process")
+    address: str = key("", "ray: HOST:PORT of a cluster; empty for a new one on this machine")
+    image: str = key("seedrl", "kubernetes: image without the ending -learner or -actor, and its tag after a colon")
+    namespace: str = key("default", "kubernetes: namespace")
+    storage_gb: float = key(10.0, "kubernetes: GiB of the claim for the run directory")
+    storage_class: str = key(
+        "", "kubernetes: storage class of that claim, which several ranks mount at once; empty for the cluster's"
+    )
+
+
+@dataclass
+class RunConfig(LearnerConfig):
+    """Settings of `seedrl run`: a job."""
+
+    launch: LaunchConfig = group(LaunchConfig)
     listen: str = key("", "address the learner serves on: HOST:PORT or unix:PATH; empty for a private unix socket")
+
+
+@dataclass
+class RenderConfig(RunConfig):
+    """Settings of `seedrl render`: the job, and where its files go."""
+
+    target: Target = key(Target.kubernetes, "kubernetes")
+    out: str = key(MISSING, "directory for the manifests; only files that `seedrl render` wrote are overwritten")
 
 
 @dataclass

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from seedrl.children import Process
 from seedrl.config import EvalConfig
 from seedrl.deployment import Deployment, settings_of
 from seedrl.errors import SeedrlError
-from seedrl.launch import start_actor
+from seedrl.launching.children import Process
+from seedrl.launching.local import start_actor
 from seedrl.learning.checkpoint import Checkpoint
 from seedrl.monitoring.statistics import bootstrap, iqm
 from seedrl.monitoring.words import duration

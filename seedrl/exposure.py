@@ -26,12 +26,17 @@ def has_token(security: SecurityConfig) -> bool:
 
 def exposures(config: LearnerConfig) -> list[str]:
     """What a learner serves beyond this machine without TLS and token, each with what is missing."""
-    security, found = config.security, []
+    return stream_exposures(config) + endpoint_exposures(config.metrics)
+
+
+def stream_exposures(config: LearnerConfig) -> list[str]:
+    """Of them, those by gRPC."""
+    security = config.security
     missing = [] if security.certificate_file else ["TLS (security.certificate_file and key_file)"]
     missing += [] if has_token(security) else [f"a token (security.token_file or {TOKEN_VARIABLE})"]
-    if config.listen and not is_local(config.listen) and missing:
-        found.append(f"listen={config.listen} reaches beyond this machine without {' and '.join(missing)}")
-    return found + endpoint_exposures(config.metrics)
+    if not config.listen or is_local(config.listen) or not missing:
+        return []
+    return [f"listen={config.listen} reaches beyond this machine without {' and '.join(missing)}"]
 
 
 def endpoint_exposures(metrics: str) -> list[str]:
@@ -51,12 +56,13 @@ def check_learner_security(config: LearnerConfig) -> None:
         not security.ca_file or bool(security.certificate_file),
         "security.ca_file demands certificates of actors, which takes TLS: give security.certificate_file and key_file",
     )
-    _refuse(exposures(config), security)
+    pages = endpoint_exposures(config.metrics)
+    _refuse(stream_exposures(config) + ([] if security.allow_open_pages else pages), security)
 
 
 def check_actor_security(config: ActorConfig) -> None:
     check_client_security(config.learner, config.security)
-    _refuse(endpoint_exposures(config.metrics), config.security)
+    _refuse([] if config.security.allow_open_pages else endpoint_exposures(config.metrics), config.security)
 
 
 def check_client_security(learner: str, security: SecurityConfig) -> None:

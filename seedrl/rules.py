@@ -57,6 +57,11 @@ def check(config: LearnerConfig) -> None:
     require(serving.max_silence >= 0, f"serving.max_silence={serving.max_silence} must not be negative")
     require(serving.max_message_mb >= 1, f"serving.max_message_mb={serving.max_message_mb} must be at least 1")
     require(actors.count >= 0, f"actors.count={actors.count} must not be negative")
+    require(
+        actors.at_most == 0 or actors.at_most >= actors.count,
+        f"actors.at_most={actors.at_most} is less than actors.count={actors.count}; 0 keeps the count",
+    )
+    _check_ranks(config)
     require(config.threads >= 0, f"threads={config.threads} must not be negative")
     require(
         config.store.capacity == 0 or config.store.capacity >= algorithm.batch_size,
@@ -65,6 +70,18 @@ def check(config: LearnerConfig) -> None:
     require(not config.lockstep or actors.count == 1, f"lockstep=true needs actors.count=1, not {actors.count}")
     require(not config.socket or is_socket(config.socket), f"socket={config.socket} must be unix:PATH")
     check_learner_security(config)
+
+
+def _check_ranks(config: LearnerConfig) -> None:
+    ranks = config.ranks
+    require(ranks.count >= 1, f"ranks.count={ranks.count} must be at least 1")
+    require(ranks.sync_every >= 1, f"ranks.sync_every={ranks.sync_every} must be at least 1")
+    require(ranks.timeout > 0, f"ranks.timeout={ranks.timeout} must be positive")
+    require(
+        not ranks.separate or ranks.count == 2,
+        f"ranks.separate=true takes two ranks, one that serves and one that trains: ranks.count=2, not {ranks.count}",
+    )
+    require(not config.lockstep or ranks.count == 1, f"lockstep=true needs ranks.count=1, not {ranks.count}")
 
 
 def check_actor(config: ActorConfig) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from seedrl.children import CRASH_SECONDS, Child, Crashes, signal_of
 from seedrl.config import RunConfig
 from seedrl.context import LEARNER, ContextFile, State
-from seedrl.launch import Supervisor, _with_a_port
+from seedrl.launching.children import CRASH_SECONDS, Child, Crashes, signal_of
+from seedrl.launching.local import Supervisor, _with_a_port
 from tests.fakes import FakeClock
 
 

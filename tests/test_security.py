@@ -110,6 +110,22 @@ def test_metrics_beyond_this_machine_are_refused_even_with_tls_and_token(monkeyp
     check(config)
 
 
+def test_pages_may_be_open_without_the_streams_being_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B11"""
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    pages_only = SecurityConfig(allow_open_pages=True)
+    config = LearnerConfig(metrics="0.0.0.0:9464", security=pages_only)
+    check(config)
+    assert len(exposures(config)) == 1  # still known to be exposed
+    check_actor_security(ActorConfig(learner="localhost:1", metrics="0.0.0.0:9464", security=pages_only))
+    config.listen = "0.0.0.0:50051"
+    with pytest.raises(ConfigError, match=r"listen=0\.0\.0\.0:50051 reaches beyond") as refused:
+        check(config)
+    assert "metrics=" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"learner=10\.0\.0\.1:1 is beyond this machine"):
+        check_actor_security(ActorConfig(learner="10.0.0.1:1", security=pages_only))
+
+
 @pytest.mark.parametrize("learner", ["127.0.0.1:1", "localhost:1", "unix:/tmp/none.sock"])
 def test_token_in_plaintext_is_shown_to_this_machine_only(monkeypatch: pytest.MonkeyPatch, learner: str) -> None:
     """B11"""

@@ -12,9 +12,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from seedrl.children import end_with_parent
 from seedrl.config import ObserveConfig
 from seedrl.errors import ConfigError, SeedrlError
+from seedrl.launching.children import end_with_parent
 from seedrl.monitoring.endpoint import address_of, bound
 
 READY_SECONDS = 60.0  # to read what it has seen before

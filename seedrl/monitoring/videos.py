@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from seedrl.children import Process, start_module
+from seedrl.launching.children import Process, start_module
 from seedrl.monitoring.sampler import Row
 
 LOWEST = 19  # priority

@@ -83,7 +83,7 @@ class Server:
     def start(self) -> str:
         """Serves from now on; returns the address bound. Raises ConfigError if that fails."""
         for exposure in exposures(self._config):
-            self._say(f"learner: INSECURE, as security.allow_insecure allows: {exposure}")
+            self._say(f"learner: INSECURE, as was allowed: {exposure}")
         for name in open_to_others(self._config.security):
             self._say(f"learner: other users of this machine may read {name}; chmod 600 it")
         self._thread.start()

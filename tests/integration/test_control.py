@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from seedrl.children import Child
 from seedrl.config import ControlConfig, RunConfig, SecurityConfig
 from seedrl.control import order_of
 from seedrl.errors import ConfigError, Unauthenticated
-from seedrl.launch import Supervisor
+from seedrl.launching.children import Child
+from seedrl.launching.local import Supervisor
 from seedrl.status import DRAINED
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.channel import Link, ask_control

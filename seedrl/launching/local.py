@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from seedrl.children import Child, Crashes, Process, signal_of, start_module
 from seedrl.config import LearnerConfig, modules_of
 from seedrl.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
+from seedrl.launching.children import Child, Crashes, Process, signal_of, start_module
 from seedrl.rules import check
 from seedrl.rundir import RunDirectory
 from seedrl.status import DRAINED

@@ -1,0 +1,35 @@
+"""Which process of a job this is, from the variables that torchrun and the other engines set. Knows no torch."""
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Identity(NamedTuple):
+    """One learner alone is rank 0 of 1."""
+
+    role: str
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0  # among the ranks of its machine
+    node: str = ""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it writes what a run has once: checkpoints, for example."""
+        return self.rank == 0
+
+    def __str__(self) -> str:
+        return self.role if self.world_size == 1 else f"{self.role} rank {self.rank}/{self.world_size} on {self.node}"
+
+
+def identity(role: str, environment: Mapping[str, str] = os.environ) -> Identity:
+    """NODE_NAME is what our manifests set; elsewhere a machine's name is its node's."""
+    return Identity(
+        role,
+        rank=int(environment.get("RANK", 0)),
+        world_size=int(environment.get("WORLD_SIZE", 1)),
+        local_rank=int(environment.get("LOCAL_RANK", 0)),
+        node=environment.get("NODE_NAME", "") or socket.gethostname(),
+    )

@@ -1,0 +1,128 @@
+"""Which process of a job goes to which machine, and the refusal of a job that fits nowhere, before anything is started.
+
+Knows no engine: those bring the machines, and carry out what is decided here.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from seedrl.config import Placement, RoleConfig, RunConfig
+from seedrl.errors import ConfigError
+
+LEARNER, ACTOR = "learner", "actor"
+ROUNDING = 1e-6  # of fractions of an accelerator, added up
+
+
+class Node(NamedTuple):
+    """A machine and what it has left to give."""
+
+    name: str
+    cpus: float
+    gpus: float = 0.0
+    memory_gb: float = math.inf
+    labels: frozenset[tuple[str, str]] = frozenset()
+
+
+class Place(NamedTuple):
+    """Where one process goes."""
+
+    role: str
+    number: int  # of a rank, or of an actor
+    node: str
+
+
+@dataclass
+class _Room:
+    """A machine while it is being filled."""
+
+    node: Node
+    cpus: float
+    gpus: float
+    memory_gb: float
+    places: list[Place] = field(default_factory=list)
+
+    def count(self, role: str) -> int:
+        return sum(place.role == role for place in self.places)
+
+    def fits(self, role: RoleConfig) -> bool:
+        has_labels = set(role.selector.items()) <= self.node.labels
+        needs = ((role.cpus, self.cpus), (role.gpus, self.gpus), (role.memory_gb, self.memory_gb))
+        return has_labels and all(need <= left + ROUNDING for need, left in needs)
+
+    def take(self, place: Place, role: RoleConfig) -> None:
+        self.cpus -= role.cpus
+        self.gpus -= role.gpus
+        self.memory_gb -= role.memory_gb
+        self.places.append(place)
+
+    def __str__(self) -> str:
+        gpus = f" and {self.gpus:g} accelerators" if self.node.gpus else ""
+        there = ", ".join(f"{count} {role}s" for role in (LEARNER, ACTOR) if (count := self.count(role)))
+        return f"{self.node.name} has {self.cpus:g} cores{gpus} left" + (f" beside {there}" if there else "")
+
+
+def place(config: RunConfig, nodes: Sequence[Node]) -> list[Place]:
+    """Ranks first, then actors, each on the first machine with room, or on the emptiest if they are to spread."""
+    launch = config.launch
+    check_placement(config)
+    rooms = [_Room(node, node.cpus, node.gpus, node.memory_gb) for node in nodes]
+    spread = Placement.spread in launch.placement
+    for number in range(config.ranks.count):
+        _put(LEARNER, number, launch.learner, rooms, spread, "")
+    hosts = [room for room in rooms if room.places] if Placement.collocate in launch.placement else rooms
+    why = " beside a rank" if Placement.collocate in launch.placement else ""
+    for number in range(config.actors.count):
+        open_hosts = hosts
+        if Placement.per_node in launch.placement:
+            open_hosts = [room for room in hosts if room.count(ACTOR) < launch.per_node]
+        limit = f", {launch.per_node} on a machine" if Placement.per_node in launch.placement else ""
+        _put(ACTOR, number, launch.actor, open_hosts, spread, why + limit, rooms)
+    return [each for room in rooms for each in room.places]
+
+
+def check_placement(config: RunConfig) -> None:
+    """What can be seen without machines."""
+    launch = config.launch
+    limits_nodes = Placement.per_node in launch.placement
+    if limits_nodes != (launch.per_node > 0):
+        raise ConfigError(
+            f"launch.per_node={launch.per_node} and launch.placement={[each.name for each in launch.placement]} "
+            "do not fit: placement per_node takes a launch.per_node of at least 1, and the reverse"
+        )
+    for name, role in ((LEARNER, launch.learner), (ACTOR, launch.actor)):
+        if min(role.cpus, role.gpus, role.memory_gb) < 0:
+            raise ConfigError(f"launch.{name}: cpus, gpus and memory_gb must not be negative")
+
+
+def _put(
+    name: str,
+    number: int,
+    role: RoleConfig,
+    rooms: Sequence[_Room],
+    spread: bool,
+    conditions: str,
+    every: Sequence[_Room] = (),
+) -> None:
+    fitting = [room for room in rooms if room.fits(role)]
+    if not fitting:
+        raise ConfigError(
+            f"{name} {number} fits on no machine{conditions}: it needs {_words_of(role)}, and "
+            f"{'; '.join(map(str, every or rooms)) or 'there is no machine'}"
+        )
+    chosen = min(fitting, key=lambda room: room.count(name)) if spread else fitting[0]
+    chosen.take(Place(name, number, chosen.node.name), role)
+
+
+def _words_of(role: RoleConfig) -> str:
+    return ", ".join(_needs(role))
+
+
+def _needs(role: RoleConfig) -> Iterator[str]:
+    yield f"{role.cpus:g} cores"
+    if role.gpus:
+        yield f"{role.gpus:g} accelerators"
+    if role.memory_gb:
+        yield f"{role.memory_gb:g} GiB"
+    yield from (f"the label {key}={value}" for key, value in role.selector.items())

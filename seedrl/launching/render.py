@@ -1,0 +1,68 @@
+"""`seedrl render`: writes the files of a job for an engine that starts it later. Knows nothing of what is in them."""
+
+import shlex
+from pathlib import Path
+
+from seedrl.config import RenderConfig
+from seedrl.errors import ConfigError, require
+from seedrl.launching.cluster import CLIENT, SERVER, PodJob, in_pods, secret_files
+from seedrl.launching.kubernetes import MARK, files
+from seedrl.launching.placement import ACTOR, LEARNER
+
+
+def run_render(config: RenderConfig) -> None:
+    directory = Path(config.out)
+    job = in_pods(config)
+    write(directory, files(job))
+    print("\n".join(_instructions(job, directory)))
+
+
+def write(directory: Path, texts: dict[str, str]) -> None:
+    """All of them, or none if one would replace a file of somebody else's."""
+    foreign = [name for name in texts if not _is_ours(directory / name)]
+    require(
+        not foreign,
+        f"out={directory} holds {', '.join(foreign)}, which `seedrl render` did not write; give another out=",
+    )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (directory / name).write_text(text)
+    except OSError as error:
+        raise ConfigError(f"out={directory} cannot be written to: {error.strerror}") from error
+
+
+def _is_ours(path: Path) -> bool:
+    """Or not there at all."""
+    try:
+        return path.read_text(errors="replace").startswith(MARK)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise ConfigError(f"out={path.parent} cannot be written to: {error.strerror}") from error
+
+
+def _instructions(job: PodJob, directory: Path) -> list[str]:
+    actors = job.job.actors
+    count = f"{actors.count} to {actors.at_most}" if job.is_elastic else actors.count
+    where = shlex.quote(str(directory))
+    return [
+        f"{directory} holds job {job.name}: {job.ranks} × learner, {count} × actor, in namespace {job.namespace}",
+        "",
+        "Once:",
+        *(f"  {line}" for line in [*_secrets(job), f"kubectl apply -f {where}/claim.yaml"]),
+        "Then, and after every change:",
+        f"  kubectl apply -k {where}",
+    ]
+
+
+def _secrets(job: PodJob) -> list[str]:
+    """Commands that make what the manifests refer to."""
+    if not job.is_secure:
+        return []
+    hosts = shlex.quote(f"hosts=[{','.join(job.certificate_hosts)}]")
+    commands = [f"seedrl certs out=certs {hosts}"]
+    for role, end in ((LEARNER, SERVER), (ACTOR, CLIENT)):
+        sources = " ".join(f"--from-file=certs/{name}" for name in secret_files(end))
+        commands.append(f"kubectl create secret generic {job.named(role)} --namespace={job.namespace} {sources}")
+    return commands
