@@ -72,6 +72,19 @@ def check_client_security(learner: str, security: SecurityConfig) -> None:
     _refuse(client_exposures(learner, security), security)
 
 
+def check_redirect(home: str, address: str, security: SecurityConfig) -> None:
+    """For an actor of the learner at `home` that is sent elsewhere. Whoever sends it may not be trusted with more."""
+    require(
+        is_local(home) or not is_local(address),
+        f"learner={home} is another machine's, and {address} is on this one; its ranks.advertise may be missing",
+    )
+    require(
+        is_socket(home) or not is_socket(address),
+        f"learner={home} has a port, and {address} is a file of this machine; its ranks.advertise may be missing",
+    )
+    check_client_security(address, security)
+
+
 def client_exposures(learner: str, security: SecurityConfig) -> list[str]:
     if is_local(learner) or security.ca_file:
         return []

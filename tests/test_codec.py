@@ -250,9 +250,9 @@ def test_decode_welcome_malformed_names_field(welcome: pb.Welcome, field: str) -
 
 def test_decode_hello_and_welcome_of_another_version_name_both_sides() -> None:
     """B6."""
-    with pytest.raises(Mismatch, match=r"^protocol_version: this learner speaks 2, the actor 7; install the same"):
+    with pytest.raises(Mismatch, match=r"^protocol_version: this learner speaks 3, the actor 7; install the same"):
         codec.decode_hello(pb.Hello(protocol_version=7))
-    with pytest.raises(Mismatch, match=r"^protocol_version: this actor speaks 2, the learner 0; install the same"):
+    with pytest.raises(Mismatch, match=r"^protocol_version: this actor speaks 3, the learner 0; install the same"):
         codec.decode_welcome(pb.Welcome(num_envs=1, group_size=1))
 
 

@@ -154,7 +154,7 @@ def test_supervisor_lets_a_drained_actor_be_and_brings_back_one_that_ended_for_a
         ({"temperature": 0.0}, "temperature: expected"),
         ({"temperature": float("nan")}, "temperature: expected"),
         ({"epsilon": 1.5}, "epsilon: expected 0 to 1, saw 1.5"),
-        ({"command": pb.Control.COMMAND_DRAIN}, "command: expected one of pause, resume, reset, drain"),
+        ({"command": pb.Control.COMMAND_DRAIN}, "command: expected one of pause, resume, reset, drain, move"),
         ({}, "expected something to do"),
     ],
 )
@@ -190,7 +190,7 @@ def test_order_of_a_command_line() -> None:
     assert order_of(ControlConfig(temperature=0.5)) == Order(temperature=0.5)
     assert order_of(ControlConfig(options={"a": 1})) == Order(command=pb.Control.COMMAND_RESET, options={"a": 1})
     for wrong in (ControlConfig(), ControlConfig(do=["stop"]), ControlConfig(do=["pause", "reset"])):
-        with pytest.raises(ConfigError, match="pause, resume, reset, drain"):
+        with pytest.raises(ConfigError, match="pause, resume, reset, drain, move"):
             order_of(wrong)
     assert words_of(Order(epsilon=0.1, command=pb.Control.COMMAND_RESET)) == "epsilon=0.1, reset"
 
