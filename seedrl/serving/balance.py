@@ -36,6 +36,13 @@ class Endpoint(NamedTuple):
         return self.slots - self.free
 
 
+class Seen(NamedTuple):
+    """The other endpoints as they were at a time."""
+
+    time: float
+    others: tuple[Endpoint, ...]
+
+
 class Arrival(NamedTuple):
     """Slots that an actor on its way will take."""
 
@@ -55,7 +62,8 @@ class Balance:
         self._random = random.Random(seed)
         self._clock = clock
         self._measured = (0.0, float("-inf"))  # newest round trip, and when
-        self._seen: tuple[float, tuple[Endpoint, ...]] = (float("-inf"), ())  # when, and what of the others
+        self._seen = Seen(float("-inf"), ())  # newest
+        self._counted = self._seen  # that those on their way were last compared with
         self._arriving: deque[Arrival] = deque()  # that were sent elsewhere from here
         self._too_much_since: float | None = None
 
@@ -67,7 +75,7 @@ class Balance:
 
     def see(self, endpoints: Sequence[Endpoint]) -> None:
         """All endpoints as they are now, this one among them or not."""
-        self._seen = self._clock(), tuple(each for each in endpoints if each.address != self.address)
+        self._seen = Seen(self._clock(), tuple(each for each in endpoints if each.address != self.address))
 
     def choose(self, envs: int, is_sent: bool = False) -> str | None:
         """The address that a new actor should use; None for this one. One that `is_sent` here stays if it can."""
@@ -121,24 +129,35 @@ class Balance:
             return None
         here = self.own()
         best = min(others, key=lambda each: _cost(each, envs, here, *others))
-        is_fullest = all(_rank(here) > _rank(each) for each in self._seen[1])
+        is_fullest = all(_rank(here) > _rank(each) for each in self._seen.others)
         stays_fuller = _fullness(here, -envs) >= _fullness(best, envs)
         is_far = _cost(here, 0, here, best) > TOO_MUCH * _cost(best, envs, here, best)
         return best if is_fullest and stays_fuller and is_far else None
 
     def _others(self, envs: int) -> list[Endpoint]:
         """Other endpoints that are there, open and have room, with those on their way counted in."""
-        when, seen = self._seen
-        now = self._clock()
-        if not seen or now - when > SEEN_SECONDS:
+        seen, now = self._seen, self._clock()
+        if not seen.others or now - seen.time > SEEN_SECONDS:
             return []
-        while self._arriving and now - self._arriving[0].time > ARRIVING_SECONDS:
-            self._arriving.popleft()
-        counted = [each._replace(free=each.free - self._arriving_at(each.address)) for each in seen if each.is_open]
-        return [each for each in counted if each.free >= envs]
+        self._forget_arrived(seen, now)
+        counted = [each._replace(free=each.free - self._arriving_at(each.address)) for each in seen.others]
+        return [each for each in counted if each.is_open and each.free >= envs]
 
     def _arriving_at(self, address: str) -> int:
         return sum(arrival.envs for arrival in self._arriving if arrival.address == address)
+
+    def _forget_arrived(self, seen: Seen, now: float) -> None:
+        """Who was sent somewhere is counted there by us, until the endpoint itself does or it takes too long."""
+        if seen is not self._counted:
+            before = {each.address: each.free for each in self._counted.others}
+            joined = {each.address: before.get(each.address, each.free) - each.free for each in seen.others}
+            for arrival in list(self._arriving):
+                if joined.get(arrival.address, 0) >= arrival.envs:
+                    joined[arrival.address] -= arrival.envs
+                    self._arriving.remove(arrival)
+            self._counted = seen
+        while self._arriving and now - self._arriving[0].time > ARRIVING_SECONDS:
+            self._arriving.popleft()
 
     def _send(self, endpoint: Endpoint, envs: int) -> str:
         self._arriving.append(Arrival(self._clock(), endpoint.address, envs))
