@@ -191,7 +191,9 @@ class Learner(RuleBasedStateMachine):
         self.server._move(session, "127.0.0.1:1", "drain", "asked to")
         if idle := actor.idle():
             step = actor.step(data.draw(st.lists(st.sampled_from(idle), unique=True, min_size=1)), ending)
+            waiting = self.batcher.waiting_rows
             self.server._take(self.server._request(step, session, SPEC))
+            assert self.batcher.waiting_rows == waiting
             self.asked += len(step.flags)
         self.end(actor)
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.channel import Link, ask_control
 from seedrl.wire.codec import ORDERS, Order, encode_order
-from tests.certificates import TOKEN, Certificates
+from tests.certificates import Certificates
 from tests.chaos.proxy import Proxy
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands
@@ -270,25 +271,26 @@ def test_move_with_no_room_for_all_moves_nobody_and_says_so(
 ) -> None:
     first = start_endpoint()
     actors = start_and_wait(start_actor, 3, first.address)
-    for _ in range(2):
-        code, _, err = commands.run("control", "move", f"learner={first.address}")
-        assert code == 2
-        assert "move: expected another endpoint that is open and has room for 3 × 4 environments, saw none; " in err
-        assert names(first) == {"actor-0", "actor-1", "actor-2"}
-        assert first.service.sessions.is_open
-        if len(agreement._learners) == 0:
-            agreement.add(first, start_endpoint(serving__max_slots=2 * ENVS))  # too small
+    words = (
+        "move: expected another endpoint that is open and has room for 3 × 4 environments, saw none; nobody was moved"
+    )
+    with pytest.raises(ConfigError, match=words):
+        move_all(first)
+    agreement.add(first, start_endpoint(serving__max_slots=2 * ENVS))  # too small
+    code, _, err = commands.run("control", "move", f"learner={first.address}")
+    assert code == 2
+    assert words in err
+    assert names(first) == {"actor-0", "actor-1", "actor-2"}
+    assert first.service.sessions.is_open
     assert all(len(actor.pools) == 1 for actor in actors)
     code, out, err = commands.run("control", "move", "actor=actor-2", f"learner={first.address}")
     assert (code, out) == (0, "told 1 actor: move\n"), err
-    code, out, err = commands.run("control", "open", f"learner={first.address}")
-    assert (code, out) == (0, "told the learner: open\n"), err
 
 
 def test_actor_that_does_not_leave_when_it_is_moved_holds_nothing(
     start_endpoint: StartLearner, agreement: Agreement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOVE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "MOVE_SECONDS", 2.0)
     first, second = start_endpoint(serving__min_rows=8, serving__max_wait=600.0), start_endpoint()
     agreement.add(first, second)
     with RawActor(first.address) as raw:
@@ -301,6 +303,7 @@ def test_actor_that_does_not_leave_when_it_is_moved_holds_nothing(
         assert (control.command, control.address) == (pb.Control.COMMAND_REDIRECT, second.address)
         raw.step(2, **make_rows([2])._asdict())  # it had not heard of that
         eventually(lambda: first.service.serving.rows_dropped["session_ended"] == 3)
+        assert first.service.server._outboxes  # its stream is still there
         assert raw.status() == (grpc.StatusCode.OK, "")
     eventually(lambda: not first.service.server._outboxes)
     assert accounts_for_all(first)
@@ -479,23 +482,40 @@ def test_redirect_to_what_is_no_address_ends_the_actor(start_actor: StartActor, 
             actor.join()
 
 
-def test_actor_with_tls_follows_to_endpoints_of_its_ca_and_shows_nobody_else_its_token(
-    start_endpoint: StartLearner, start_actor: StartActor, certificates: Certificates
-) -> None:
-    first, second = [start_endpoint(security=certificates.learner) for _ in range(2)]
-    actor = start_actor(first.address, security=certificates.actor)
-    eventually(lambda: is_served(actor))
-    second_row = second.service.balance.own()
+class Secured:
+    """An endpoint with TLS and an actor there that can be sent elsewhere, whether that is wise or not."""
 
-    def move_to(row: Endpoint) -> None:
-        first.service.balance.see([row])
+    def __init__(self, start_endpoint: StartLearner, start_actor: StartActor, certificates: Certificates) -> None:
+        self._security = certificates.actor
+        self.learner = start_endpoint(security=certificates.learner)
+        self.actor = start_actor(self.learner.address, security=certificates.actor)
+        eventually(self.has_it)
+
+    def has_it(self) -> bool:
+        return names(self.learner) == {"actor-0"} and is_served(self.actor)
+
+    def send_to(self, address: str) -> None:
+        row = Endpoint(address, free=64, slots=64, round_trip=0.0, is_open=True)
+        self.learner.service.balance.see([row])
         order = encode_order(Order("actor-0", command=pb.Control.COMMAND_REDIRECT))
-        assert ask_control(Link(first.address, certificates.actor), order, DEADLINE).actors == 1
+        assert ask_control(Link(self.learner.address, self._security), order, DEADLINE).actors == 1
 
-    move_to(second_row)
-    eventually(lambda: names(second) == {"actor-0"} and is_served(actor))
-    second.stop()
-    eventually(lambda: names(first) == {"actor-0"} and is_served(actor))
+
+@pytest.fixture
+def secured(start_endpoint: StartLearner, start_actor: StartActor, certificates: Certificates) -> Secured:
+    return Secured(start_endpoint, start_actor, certificates)
+
+
+def test_actor_with_tls_follows_to_an_endpoint_of_its_ca(
+    secured: Secured, start_endpoint: StartLearner, certificates: Certificates
+) -> None:
+    other = start_endpoint(security=certificates.learner)
+    secured.send_to(other.address)
+    eventually(lambda: names(other) == {"actor-0"} and is_served(secured.actor))
+    assert not secured.actor.wrong
+
+
+def test_actor_with_tls_says_nothing_to_a_server_without(secured: Secured) -> None:
     heard: list[Any] = []
 
     def listen(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
@@ -503,8 +523,19 @@ def test_actor_with_tls_follows_to_endpoints_of_its_ca_and_shows_nobody_else_its
         yield codec.encode_control(pb.Control.COMMAND_END, "mine now")
 
     with ScriptedLearner(listen) as plain:
-        move_to(second_row._replace(address=plain.address))
-        eventually(lambda: actor.says(f"no connection to the learner at {plain.address}: it speaks no TLS"))
-        eventually(lambda: names(first) == {"actor-0"} and is_served(actor))
+        secured.send_to(plain.address)
+        eventually(lambda: secured.actor.says(f"no connection to the learner at {plain.address}: it speaks no TLS"))
+        eventually(secured.has_it)
     assert heard == []
-    assert not any(TOKEN in line for line in actor.said)
+
+
+def test_actor_with_tls_does_not_stay_with_a_certificate_for_another_name(
+    secured: Secured, start_endpoint: StartLearner, certificates: Certificates
+) -> None:
+    stranger = start_endpoint(security=replace(certificates.elsewhere, token_file=certificates.token))
+    secured.send_to(stranger.address)
+    refused = f"no connection to the learner at {stranger.address}: its certificate is refused"
+    eventually(lambda: secured.actor.says(refused))
+    eventually(secured.has_it)
+    assert stranger.service.serving.sessions_joined == 0
+    assert stranger.service.serving.sessions_refused["unauthenticated"] == 0  # no call came as far as that
