@@ -20,6 +20,15 @@ def is_local(address: str) -> bool:
         return False
 
 
+def is_wildcard(address: str) -> bool:
+    """Whether one can listen there, and nobody can connect to it."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return not is_socket(address) and ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def has_token(security: SecurityConfig) -> bool:
     return bool(security.token_file or os.environ.get(TOKEN_VARIABLE))
 

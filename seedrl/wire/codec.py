@@ -53,8 +53,11 @@ MAX_RANK = 8
 MAX_LEAVES = 64
 MAX_CHOICES = 65_536  # of all leaves together
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
-# Where a redirect may lead; gRPC knows other schemes, which name resolvers and proxies.
-ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|unix:/[^\s?#%]+")
+# Where a redirect may lead. What gRPC takes for a scheme, which may name a resolver or a proxy, is no host.
+SCHEMES = "dns|ipv4|ipv6|unix|unix-abstract|vsock|xds|google-c2p|google-c2p-experimental"
+ADDRESS = re.compile(
+    rf"(\[[0-9a-fA-F:.]+\]|(?!({SCHEMES}):)[A-Za-z0-9._-]+):[0-9]{{1,5}}|unix:/[^\s?#%]+", re.IGNORECASE
+)
 ALIGNED = 64  # bytes: where a leaf may begin in shared memory
 
 
