@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,11 +211,13 @@ def test_reset_brings_an_actor_back_to_the_endpoint_it_is_at(
 # Draining.
 
 
+@pytest.mark.parametrize(("transport", "shape"), [("message", (3,)), ("memory", (4096,))])
 def test_drained_endpoint_has_nobody_at_once_and_everything_that_was_sent_is_counted(
-    start_endpoint: StartLearner, start_actor: StartActor, agreement: Agreement
+    start_endpoint: StartLearner, start_actor: StartActor, agreement: Agreement, transport: str, shape: tuple[int, ...]
 ) -> None:
+    make_pool = partial(SignedPool, shape=shape)
     first, second = start_endpoint(), start_endpoint()
-    actors = start_and_wait(start_actor, 4, first.address)
+    actors = start_and_wait(start_actor, 4, first.address, make_pool=make_pool)
     agreement.add(first, second)
     updates = first.service.learning.updates
     eventually(lambda: first.service.learning.updates > updates)
@@ -223,12 +226,13 @@ def test_drained_endpoint_has_nobody_at_once_and_everything_that_was_sent_is_cou
     assert first.service.sessions.slots_taken == 0
     eventually(lambda: len(names(second)) == 4 and all(is_served(actor) for actor in actors))
     assert first.service.serving.sessions_redirected["drain"] == 4
-    late = start_and_wait(start_actor, 1, first.address)  # is sent on
+    late = start_and_wait(start_actor, 1, first.address, make_pool=make_pool)  # is sent on
     assert first.service.serving.sessions_redirected["closed"] == 1
     assert len(names(second)) == 5
     hush([first, second], [*actors, *late])
     assert accounts_for_all(first)
     metrics = first.service.serving
+    assert metrics.received_bytes[transport] > max(metrics.received_bytes.values()) / 2
     assert metrics.actors_steps == metrics.rows + metrics.rows_dropped["session_ended"]  # last reports included
     assert metrics.rows_dropped["session_ended"] > 0
     assert metrics.sessions_left == 0
