@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from envs_server import actor as actors
+from envs_server import session
 from seedrl.serving import sessions
 from seedrl.wire import codec
 from seedrl.wire.memory import Offer, open_buffers, this_host
@@ -50,7 +51,7 @@ def test_actor_that_cannot_open_the_memory_goes_on_in_messages(
     def fail(offer: Offer) -> None:
         raise PermissionError(offer.path)
 
-    monkeypatch.setattr(actors, "open_buffers", fail)
+    monkeypatch.setattr(session, "open_buffers", fail)
     learner = start_learner()
     serves(learner, start_actor(learner.address))
     assert not uses_memory(learner)

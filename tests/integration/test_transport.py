@@ -184,8 +184,8 @@ def hello(version: int) -> pb.StreamRequest:
         ([hello(2)], Code.FAILED_PRECONDITION, ["protocol_version", "speaks 3", "the actor 2"]),
         ([step_message()], Code.INVALID_ARGUMENT, ["expected hello", "saw step"]),
         ([pb.StreamRequest()], Code.INVALID_ARGUMENT, ["expected hello", "saw None"]),
-        ([hello(2), hello(2)], Code.INVALID_ARGUMENT, ["expected ready", "saw hello"]),
-        ([hello(2), step_message()], Code.INVALID_ARGUMENT, ["expected ready", "saw step"]),
+        ([hello(3), hello(3)], Code.INVALID_ARGUMENT, ["expected ready", "saw hello"]),
+        ([hello(3), step_message()], Code.INVALID_ARGUMENT, ["expected ready", "saw step"]),
     ],
     ids=["version", "no_hello", "empty", "hello_twice", "no_ready"],
 )
