@@ -18,6 +18,7 @@ from seedrl.actions import Actions
 from seedrl.config import LearnerConfig
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
+from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.batches import Batches
 from seedrl.serving.inference import Inference
@@ -67,6 +68,7 @@ class ServingRig:
         self._server = Server(
             config,
             self._sessions,
+            Balance(self._sessions),
             self._batcher,
             self.metrics,
             on_failure=self._fail,

@@ -15,17 +15,18 @@ from functools import partial
 from typing import Any
 
 import envs_server.pool
+from envs_server.route import Route
 from envs_server.session import ActorSession, Ending, MakePool
 from envs_server.shares import expect_first_process
 from envs_server.stepping import MakeEnv
 from seedrl.config import ActorConfig
-from seedrl.errors import EnvFailed, LearnerLost
+from seedrl.errors import EnvFailed, LearnerLost, Refused
 from seedrl.metrics import ActorMetrics
 from seedrl.rules import check_actor
 from seedrl.wire import codec
-from seedrl.wire.channel import Link
 from seedrl.wire.memory import this_host
 
+AT_ONCE = (Ending.again, Ending.redirected)  # the next session follows without a pause
 FAILURE_SECONDS = 600.0  # failures of environments longer ago are forgotten
 
 
@@ -49,7 +50,7 @@ class Actor:
         expect_first_process()
         config = self._config = ActorConfig(learner=learner, **settings)
         check_actor(config)
-        self._link = Link(config.learner, config.security)
+        self._route = Route(config.learner, config.security)
         self._make_pool = make_pool or partial(envs_server.pool.make_pool, make_env=make_env)
         self._say = say
         self._name = config.name or f"{socket.gethostname()}-{os.getpid()}"
@@ -63,13 +64,13 @@ class Actor:
 
     def run(self) -> None:
         """Returns when training is over or `stop` was called; raises when it makes no sense to go on."""
-        if self._link.is_exposed:
-            self._say(f"actor {self._name}: the stream to {self._link.address} is not encrypted, as was allowed")
+        self._warn_if_exposed()
         seen = time.monotonic()
         failures = 0
         while not self._stopping.is_set():
+            route = self._route
             session = self._session = ActorSession(
-                self._config, self._link, self._greeting(), self._make_pool, self.metrics
+                self._config, route.link, self._greeting(), self._make_pool, self.metrics, is_home=route.is_home
             )
             ending, why = self._run(session)
             self.metrics.actor_connected = 0
@@ -83,7 +84,8 @@ class Actor:
             absent = time.monotonic() - seen
             if absent > self._config.patience:
                 raise LearnerLost(f"no learner at {self._config.learner} for {absent:.0f} s; last: {why}")
-            if ending is not Ending.again and not self._stopping.is_set():
+            ending, why = self._turn(session, ending, why)
+            if ending not in AT_ONCE and not self._stopping.is_set():
                 if ending is Ending.env_failed:
                     self._say(f"actor {self._name}: {why}; making the environments anew")
                 elif failures == 0:
@@ -100,7 +102,31 @@ class Actor:
 
     def _greeting(self) -> codec.Greeting:
         self._epoch += 1
-        return codec.Greeting(self._name, this_host(), self._instance, self._epoch, self._untold_failure)
+        return codec.Greeting(
+            self._name, this_host(), self._instance, self._epoch, self._untold_failure, self._route.redirects
+        )
+
+    def _turn(self, session: ActorSession, ending: Ending, why: str) -> tuple[Ending, str]:
+        """Says where the next session is to be. A redirect that cannot be followed is a failure."""
+        route = self._route
+        if session.answered:
+            route.served()
+        if ending is Ending.again:
+            route.stay()
+        elif ending is Ending.redirected:
+            self.metrics.actor_redirects += 1
+            if refusal := route.follow(session.redirected_to):
+                return Ending.lost, refusal
+            self._say(f"actor {self._name}: {why}")
+            self._warn_if_exposed()
+        else:
+            route.go_home()
+        return ending, why
+
+    def _warn_if_exposed(self) -> None:
+        link = self._route.link
+        if link.is_exposed:
+            self._say(f"actor {self._name}: the stream to {link.address} is not encrypted, as was allowed")
 
     def _run(self, session: "ActorSession") -> tuple[Ending, str]:
         """Environments may fail now and then: the next session makes new ones."""
@@ -110,6 +136,10 @@ class Actor:
             self._count_failure(error)
             self._untold_failure = str(error)
             return Ending.env_failed, str(error)
+        except Refused as error:
+            if self._route.is_home or session.answered:
+                raise
+            return Ending.lost, str(error)  # home may be better
         if session.welcomed:
             self._untold_failure = ""
         if ending is Ending.superseded:

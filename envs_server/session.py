@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -36,6 +36,8 @@ REPORT_SECONDS = 2.0
 PAUSE_SECONDS = 0.1  # between looks whether a pause is over
 RETURN_SECONDS = 1.0  # for the environments to give back the thread that waits for them
 MAKE_SECONDS = 120.0  # to make environments; the learner waits no longer
+MOVE_SECONDS = 5.0  # for both ends of the stream to end, if the session goes on elsewhere
+STRANGE_SECONDS = 10.0  # for a learner that we were sent to to say its first word
 ABANDON_SECONDS = 5.0  # for environments to give back the main thread once their session is over
 NOT_STEPPING = np.iinfo(np.int64).max
 MakePool = Callable[[codec.Job, int], Pool]
@@ -46,6 +48,7 @@ class Ending(Enum):
 
     over = "training is over"
     again = "the learner asked to join again"
+    redirected = "the learner asked to join elsewhere"
     lost = "the stream broke"
     superseded = "another session with the same instance is newer"
     env_failed = "the environments failed"
@@ -77,8 +80,16 @@ class ActorSession:
     """The life of one stream, seen from the actor."""
 
     def __init__(
-        self, config: ActorConfig, link: Link, greeting: codec.Greeting, make_pool: MakePool, metrics: ActorMetrics
+        self,
+        config: ActorConfig,
+        link: Link,
+        greeting: codec.Greeting,
+        make_pool: MakePool,
+        metrics: ActorMetrics,
+        *,
+        is_home: bool = True,
     ) -> None:
+        """`is_home` is the learner that the actor was started with; to others it gives less time."""
         self._config = config
         self._link = link
         self._greeting = greeting
@@ -101,6 +112,8 @@ class ActorSession:
         self._stuck = ""  # what the watchdog saw
         self._ended = threading.Event()
         self._call: grpc.Call | None = None
+        self._first_word_seconds = config.step_deadline if is_home else min(config.step_deadline, STRANGE_SECONDS)
+        self.redirected_to = ""  # the address, if that is how it ended
         self.welcomed = False
         self.answered = False  # at least one Step
         self._metrics = metrics
@@ -140,7 +153,7 @@ class ActorSession:
         elif self._pool is not None:
             abandon(self._pool)
 
-    def _follow(self, call: Iterator[pb.StreamResponse]) -> tuple[Ending, str]:
+    def _follow(self, call: Any) -> tuple[Ending, str]:
         """The main thread of a session: what the learner says, in order."""
         for response in call:
             self._progress = time.monotonic()
@@ -152,10 +165,24 @@ class ActorSession:
             elif kind == "memory":
                 self._share(codec.decode_memory(response.memory))
             elif kind == "control" and (ending := self._obey(response.control)) is not None:
+                if ending[0] is Ending.redirected:
+                    self._end_both_halves(call)
                 return ending
         if self._failure is not None:
             raise self._failure
         return Ending.lost, "the learner closed the stream"
+
+    def _end_both_halves(self, call: Any) -> None:
+        """Sends nothing more and waits until the learner has read, and counted, all that was sent."""
+        self._leaving.set()
+        self._stepping.release()  # so that the outgoing thread notices
+        limit = threading.Timer(MOVE_SECONDS, call.cancel)
+        limit.daemon = True
+        limit.start()
+        with contextlib.suppress(grpc.RpcError):
+            for _ in call:
+                pass
+        limit.cancel()
 
     def _start_pool(self, job: codec.Job) -> None:
         self._metrics.actor_sessions += 1
@@ -227,6 +254,9 @@ class ActorSession:
             return None
         if control.command == pb.Control.COMMAND_END:
             return Ending.over, control.reason
+        if control.command == pb.Control.COMMAND_REDIRECT:
+            self.redirected_to = codec.decode_redirect(control)
+            return Ending.redirected, f"goes to {self.redirected_to}, the learner says: {control.reason}"
         ending = Ending.again if control.command == pb.Control.COMMAND_RESET else Ending.lost
         return ending, f"the learner says: {control.reason}"
 
@@ -255,7 +285,7 @@ class ActorSession:
             metrics.actor_wait_seconds += began - now
             with self._in_pool:
                 if self._leaving.is_set():
-                    return
+                    break
                 rows = pool.recv()
             now = time.monotonic()
             metrics.actor_env_seconds += now - began
@@ -270,6 +300,8 @@ class ActorSession:
             if now - reported > REPORT_SECONDS:
                 reported = now
                 yield codec.encode_report(self._report())
+        if self.redirected_to:  # the learner reads to the end
+            yield codec.encode_report(self._report())
 
     def _report(self) -> codec.Measured:
         """What was measured since the session began."""
@@ -319,7 +351,7 @@ class ActorSession:
             if self._building:
                 self._failure = self._overdue("the environments could not be made", silent, MAKE_SECONDS)
             elif silent and (self._pending or self._pool is None):  # perhaps the learner is to blame
-                if silent >= self._config.step_deadline:
+                if silent >= (self._config.step_deadline if self.welcomed else self._first_word_seconds):
                     self._stuck = f"the learner has not answered for {silent:.0f} s"
             elif not self._paused:
                 self._failure = self._failure or self._hanging(pause)
@@ -347,9 +379,9 @@ class ActorSession:
         if self._pool is None:  # it was never welcome
             self._link.check(code, details)
         if code is grpc.StatusCode.ABORTED:
-            return Ending.superseded, f"the learner at {self._config.learner} ended the session: {details}"
+            return Ending.superseded, f"the learner at {self._link.address} ended the session: {details}"
         if is_worth_retrying(code):
-            return Ending.lost, f"no stream to {self._config.learner} ({code.name.lower()}: {details})"
+            return Ending.lost, f"no stream to {self._link.address} ({code.name.lower()}: {details})"
         if self.answered:  # it was welcome until the environments sent something that was not
             raise EnvFailed(f"the learner refused what the environments sent ({code.name}): {details}") from error
-        raise Refused(f"the learner at {self._config.learner} refused this actor ({code.name}): {details}") from error
+        raise Refused(f"the learner at {self._link.address} refused this actor ({code.name}): {details}") from error

@@ -194,7 +194,7 @@ COMMANDS = {
     "eval": Command("measure the policy of a run by whole episodes, without learning", EvalConfig, _eval),
     "serve": Command("serve the policy of a run to whoever asks for actions", ServeConfig, _serve),
     "control": Command(
-        "steer running actors: pause, resume, reset, drain, temperature=, epsilon=, options=",
+        "steer running actors: pause, resume, reset, drain, move, open, temperature=, epsilon=, options=",
         ControlConfig,
         _control,
         words="do",

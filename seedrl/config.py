@@ -352,7 +352,7 @@ class ServeConfig:
 class ControlConfig:
     """Settings of `seedrl control`."""
 
-    do: list[str] = key([], "pause | resume | reset | drain, as a word of its own: seedrl control pause")
+    do: list[str] = key([], "pause | resume | reset | drain | move | open, as a word of its own: seedrl control pause")
     actor: str = key("", "name of the actor; empty for all of them, and those to come")
     temperature: float | None = key(None, "exploration: logits are divided by it, deviations multiplied; 1 for none")
     epsilon: float | None = key(None, "exploration: share of choices made at random; 0 for none")

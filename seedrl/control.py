@@ -8,23 +8,38 @@ from seedrl.wire.channel import ask_control
 from seedrl.wire.codec import ORDERS, Order, encode_order, words_of
 
 ANSWER_SECONDS = 5.0
+OPEN = "open"  # an order to the learner itself
 
 
 def run_control(config: ControlConfig) -> None:
     order = order_of(config)
     answer = ask_control(link_to(config), encode_order(order), ANSWER_SECONDS)
-    print(f"told {answer.actors} {'actor' if answer.actors == 1 else 'actors'}: {words_of(order)}")
+    told = f"{answer.actors} {'actor' if answer.actors == 1 else 'actors'}"
+    print(f"told {'the learner' if order == Order(open=True) else told}: {words_of(order)}")
 
 
 def order_of(config: ControlConfig) -> Order:
     """Environments with other options have to be made anew, so that is a reset as well."""
-    unknown = [word for word in config.do if word not in ORDERS]
+    known = (*ORDERS, OPEN)
+    unknown = [word for word in config.do if word not in known]
     if unknown or len(config.do) > 1:
-        raise ConfigError(f"seedrl control {' '.join(config.do)}: expected one of {', '.join(ORDERS)}")
-    command = ORDERS[config.do[0]] if config.do else pb.Control.COMMAND_UNSPECIFIED
+        raise ConfigError(f"seedrl control {' '.join(config.do)}: expected one of {', '.join(known)}")
+    word = config.do[0] if config.do else ""
+    if word == OPEN and config.actor:
+        raise ConfigError(f"seedrl control open actor={config.actor}: it is the learner that is open; leave actor= out")
+    command = ORDERS.get(word, pb.Control.COMMAND_UNSPECIFIED)
     if config.options and not command:
         command = pb.Control.COMMAND_RESET
-    order = Order(config.actor, config.temperature, config.epsilon, command, config.options or None)
+    order = Order(
+        config.actor, config.temperature, config.epsilon, command, config.options or None, _is_to_open(word, config)
+    )
     if order == Order(config.actor):
-        raise ConfigError(f"nothing to do: give temperature=, epsilon=, options=, or one of {', '.join(ORDERS)}")
+        raise ConfigError(f"nothing to do: give temperature=, epsilon=, options=, or one of {', '.join(known)}")
     return order
+
+
+def _is_to_open(word: str, config: ControlConfig) -> bool | None:
+    """Whether the learner takes new actors from now on: not if all of those that it has are to move."""
+    if word == OPEN:
+        return True
+    return False if ORDERS.get(word) == pb.Control.COMMAND_REDIRECT and not config.actor else None

@@ -20,6 +20,15 @@ def is_local(address: str) -> bool:
         return False
 
 
+def is_wildcard(address: str) -> bool:
+    """Whether one can listen there, and nobody can connect to it."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return not is_socket(address) and ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def has_token(security: SecurityConfig) -> bool:
     return bool(security.token_file or os.environ.get(TOKEN_VARIABLE))
 
@@ -76,6 +85,19 @@ def check_client_security(learner: str, security: SecurityConfig) -> None:
         "security.certificate_file is shown to a learner, which takes TLS: give security.ca_file, whom to trust",
     )
     _refuse(client_exposures(learner, security), security)
+
+
+def check_redirect(home: str, address: str, security: SecurityConfig) -> None:
+    """For an actor of the learner at `home` that is sent elsewhere. Whoever sends it may not be trusted with more."""
+    require(
+        is_local(home) or not is_local(address),
+        f"learner={home} is another machine's, and {address} is on this one; its ranks.advertise may be missing",
+    )
+    require(
+        is_socket(home) or not is_socket(address),
+        f"learner={home} has a port, and {address} is a file of this machine; its ranks.advertise may be missing",
+    )
+    check_client_security(address, security)
 
 
 def client_exposures(learner: str, security: SecurityConfig) -> list[str]:

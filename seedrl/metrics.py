@@ -34,6 +34,7 @@ REFUSALS = (
     *("unauthenticated", "invalid_message", "mismatch", "not_granted", "too_late", "superseded", "no_capacity"),
     "internal",
 )
+REDIRECTS = ("balance", "closed", "drain", "rebalance")
 
 
 class Kind(Enum):
@@ -184,6 +185,12 @@ class ServingMetrics:
         "reason", REFUSALS, "Actors turned away before they joined; unauthenticated: calls of any kind"
     )
     sessions_evicted: dict[str, int] = counters("reason", REFUSALS, "Sessions that the learner ended")
+    sessions_redirected: dict[str, int] = counters(
+        "reason",
+        REDIRECTS,
+        "Actors sent to another endpoint: balance (new ones, better off there), closed (new ones, which are not taken "
+        "here), drain (sessions, people asked), rebalance (sessions, too many here). None of them counts as left",
+    )
     received_bytes: dict[str, int] = counters(
         "transport", ("message", "memory"), "Observations, rewards and flags received, in messages or shared memory"
     )
@@ -259,6 +266,7 @@ class LearnerState:
     build_info: dict[str, str] = info("Versions: seedrl, python, torch, grpcio")
     run_info: dict[str, str] = info("What runs: env, model, device, run directory")
     ready: float = gauge("1 while actors are served")
+    open: float = gauge("1 while new actors are taken; seedrl control move ends that, and seedrl control open")
     insecure: float = gauge("1 if something is served beyond this machine without TLS and token, as was allowed")
     frames: int = counter("Simulator frames: env_steps times env.frame_skip")
     return_mean: float = gauge("Mean return of the last 100 episodes; NaN before the first one")
@@ -290,6 +298,7 @@ class ActorMetrics:
     actor_wait_seconds: float = counter("Time in which no environment was stepping: all of them waited for actions")
     actor_round_trip_seconds: Histogram = histogram(SECONDS, "Time from sending a request to its answer")
     actor_sessions: int = counter("Sessions that were welcomed")
+    actor_redirects: int = counter("Redirects to other endpoints, those that were not followed included")
     actor_failures: int = counter("Attempts to join, and sessions, that ended in an error")
     actor_env_failures: int = counter("Times that environments raised, hung or sent what the learner refused")
     actor_connected: float = gauge("1 during a session")

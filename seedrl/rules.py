@@ -4,7 +4,7 @@ import math
 
 from seedrl.config import MISSING, ActorConfig, EvalConfig, LearnerConfig, ServeConfig, evaluation_envs
 from seedrl.errors import require
-from seedrl.exposure import check_actor_security, check_learner_security, is_socket
+from seedrl.exposure import check_actor_security, check_learner_security, is_socket, is_wildcard
 
 
 def check(config: LearnerConfig) -> None:
@@ -80,6 +80,10 @@ def _check_ranks(config: LearnerConfig) -> None:
     require(
         not ranks.separate or ranks.count == 2,
         f"ranks.separate=true takes two ranks, one that serves and one that trains: ranks.count=2, not {ranks.count}",
+    )
+    require(
+        ranks.count == 1 or ranks.separate or bool(ranks.advertise) or not is_wildcard(config.listen),
+        f"listen={config.listen} is no address that ranks could send actors to: give ranks.advertise=HOST",
     )
     require(not config.lockstep or ranks.count == 1, f"lockstep=true needs ranks.count=1, not {ranks.count}")
 

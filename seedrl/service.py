@@ -72,6 +72,7 @@ class LearnerService:
             check_spec=partial(check_store, config, self.device),
         )
         self.sessions, self.batcher, self.server = self.front.sessions, self.front.batcher, self.front.server
+        self.balance = self.front.balance  # whoever knows of other endpoints tells it: own and see
         if self.checkpoint is not None:
             restore_counters(self.checkpoint, self.serving, self.learning)
             self.sessions.agree(spec_of(self.checkpoint))
@@ -201,6 +202,7 @@ class LearnerService:
         while not self.stop.wait(LOOK_SECONDS):
             self.display.show(self.monitor.look())
             self.server.set_live(self.monitor.is_alive)
+            self.server.rebalance()
             if self.monitor.is_ready:
                 self.membership.serve(is_training=self.learning.updates > self.first_version)
             self.membership.tick()

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, NoCapacity, Superseded, TooLate
+from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, Session, SessionTable
@@ -98,6 +99,7 @@ class Learner(RuleBasedStateMachine):
         self.server = Server(
             config,
             self.table,
+            Balance(self.table),
             self.batcher,
             self.rig.metrics,
             on_failure=lambda error: None,
@@ -123,7 +125,7 @@ class Learner(RuleBasedStateMachine):
         older = actor.session
         taken = len(self.table.open) - (older is not None)
         try:
-            session, job = self.server._admit(Greeting("actor", "", actor.instance, actor.epoch), peer="")
+            session, job = self.greet(Greeting("actor", "", actor.instance, actor.epoch))
         except NoCapacity:
             assert taken == SLOTS // ENVS
             self.ended += older is not None
@@ -143,7 +145,7 @@ class Learner(RuleBasedStateMachine):
         actor = self.actors[which]
         if actor.session is not None:
             with pytest.raises(Superseded):
-                self.server._admit(Greeting("stray", "", actor.instance, actor.epoch - age), peer="")
+                self.greet(Greeting("stray", "", actor.instance, actor.epoch - age))
 
     @precondition(lambda self: self.alive())
     @rule(data=st.data(), ending=st.sampled_from([0, 0, TERMINATED, TRUNCATED]))
@@ -177,6 +179,22 @@ class Learner(RuleBasedStateMachine):
         if evicted:
             assert actor.session is not None
             self.server._evict(actor.session, TooLate("silent"))
+        self.end(actor)
+
+    @precondition(lambda self: self.alive())
+    @rule(data=st.data(), ending=st.sampled_from([0, TERMINATED]))
+    def move(self, data: st.DataObject, ending: int) -> None:
+        """What an actor has sent before it hears that it is to go elsewhere is counted, and waits for nothing."""
+        actor = data.draw(st.sampled_from(self.alive()))
+        session = actor.session
+        assert session is not None
+        self.server._move(session, "127.0.0.1:1", "drain", "asked to")
+        if idle := actor.idle():
+            step = actor.step(data.draw(st.lists(st.sampled_from(idle), unique=True, min_size=1)), ending)
+            waiting = self.batcher.waiting_rows
+            self.server._take(self.server._request(step, session, SPEC))
+            assert self.batcher.waiting_rows == waiting
+            self.asked += len(step.flags)
         self.end(actor)
 
     # The learner.
@@ -233,6 +251,10 @@ class Learner(RuleBasedStateMachine):
         assert {actor.session.id for actor in self.alive() if actor.session} == set(self.table.open)
 
     # Parts of the above.
+
+    def greet(self, greeting: Greeting) -> tuple[Session, codec.Job]:
+        self.server._make_way(greeting)
+        return self.server._admit(greeting, peer="")
 
     def alive(self) -> list[FakeActor]:
         return [actor for actor in self.actors if actor.session is not None]

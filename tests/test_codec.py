@@ -248,11 +248,42 @@ def test_decode_welcome_malformed_names_field(welcome: pb.Welcome, field: str) -
         codec.decode_welcome(welcome)
 
 
+@pytest.mark.parametrize("address", ["10.0.0.1:50051", "learner-1.example:1", "[fe80::1]:50051", "unix:/run/a"])
+def test_redirect_survives_the_wire(address: str) -> None:
+    control = through_the_wire(codec.encode_redirect(address, "why")).control
+    assert (control.command, control.reason) == (pb.Control.COMMAND_REDIRECT, "why")
+    assert codec.decode_redirect(control) == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "host", "host:", ":1", "host:1:2", "a b:1", "a,b:1", "host:1\n", "h" * 300 + ":1", "host:123456"),
+        *("dns:///host:1", "dns://8.8.8.8/host:1", "dns:1", "xds:///a:1", "XDS:1", "ipv4:1.2.3.4:5", "vsock:1:2"),
+        *("unix:relative", "unix:1", "unix-abstract:1"),
+    ],
+)
+def test_decode_redirect_of_what_is_no_address_says_so(address: str) -> None:
+    with pytest.raises(InvalidMessage, match=r"^address: expected HOST:PORT or unix:PATH, saw "):
+        codec.decode_redirect(pb.Control(command=pb.Control.COMMAND_REDIRECT, address=address))
+
+
+def test_order_to_move_all_or_to_open_survives_the_wire() -> None:
+    for order, words in (
+        (codec.Order(command=pb.Control.COMMAND_REDIRECT, open=False), "move, take no new ones"),
+        (codec.Order("a", command=pb.Control.COMMAND_REDIRECT), "move"),
+        (codec.Order(open=True), "open"),
+    ):
+        request = pb.ControlRequest.FromString(codec.encode_order(order).SerializeToString())
+        assert codec.decode_order(request) == order
+        assert codec.words_of(order) == words
+
+
 def test_decode_hello_and_welcome_of_another_version_name_both_sides() -> None:
     """B6."""
-    with pytest.raises(Mismatch, match=r"^protocol_version: this learner speaks 2, the actor 7; install the same"):
+    with pytest.raises(Mismatch, match=r"^protocol_version: this learner speaks 3, the actor 7; install the same"):
         codec.decode_hello(pb.Hello(protocol_version=7))
-    with pytest.raises(Mismatch, match=r"^protocol_version: this actor speaks 2, the learner 0; install the same"):
+    with pytest.raises(Mismatch, match=r"^protocol_version: this actor speaks 3, the learner 0; install the same"):
         codec.decode_welcome(pb.Welcome(num_envs=1, group_size=1))
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seedrl.certs import FILES, run_certs
 from seedrl.config import TOKEN_VARIABLE, ActorConfig, CertsConfig, LearnerConfig, SecurityConfig
 from seedrl.errors import ConfigError, Refused, Unauthenticated
-from seedrl.exposure import check_actor_security, exposures, is_local
+from seedrl.exposure import check_actor_security, check_redirect, exposures, is_local
 from seedrl.metrics import REFUSALS, ServingMetrics
 from seedrl.monitoring.doctor import security
 from seedrl.rules import check
@@ -134,6 +134,42 @@ def test_token_in_plaintext_is_shown_to_this_machine_only(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match=r"learner=10\.0\.0\.1:1 is beyond this machine.*security\.ca_file"):
         Link("10.0.0.1:1", SecurityConfig())
     assert Link("10.0.0.1:1", SecurityConfig(allow_insecure=True)).is_exposed
+
+
+@pytest.mark.parametrize(
+    ("home", "address", "security", "words"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:2", SecurityConfig(), ""),
+        ("unix:/a", "unix:/b", SecurityConfig(), ""),
+        ("unix:/a", "127.0.0.1:2", SecurityConfig(), ""),
+        ("10.0.0.1:1", "10.0.0.2:1", SecurityConfig(ca_file="ca.pem"), ""),
+        ("127.0.0.1:1", "10.0.0.2:1", SecurityConfig(ca_file="ca.pem"), ""),
+        ("10.0.0.1:1", "10.0.0.2:1", SecurityConfig(allow_insecure=True), ""),
+        ("127.0.0.1:1", "10.0.0.2:1", SecurityConfig(), "is beyond this machine, and without TLS"),
+        ("10.0.0.1:1", "127.0.0.1:2", SecurityConfig(ca_file="ca.pem"), "another machine's, and 127.0.0.1:2 is on th"),
+        ("10.0.0.1:1", "127.0.0.1:2", SecurityConfig(allow_insecure=True), "another machine's"),
+        ("10.0.0.1:1", "unix:/run/any", SecurityConfig(ca_file="ca.pem"), "another machine's"),
+        ("127.0.0.1:1", "unix:/run/any", SecurityConfig(ca_file="ca.pem"), "unix:/run/any is a file of this machine"),
+    ],
+)
+def test_redirect_leads_only_where_the_actor_would_show_its_token(
+    home: str, address: str, security: SecurityConfig, words: str
+) -> None:
+    if not words:
+        check_redirect(home, address, security)
+        return
+    with pytest.raises(ConfigError, match=words):
+        check_redirect(home, address, security)
+
+
+def test_ranks_that_nobody_could_be_sent_to_are_refused() -> None:
+    config = LearnerConfig(listen="0.0.0.0:50051", security=SecurityConfig(allow_insecure=True))
+    check(config)
+    config.ranks.count = 2
+    with pytest.raises(ConfigError, match=r"listen=0\.0\.0\.0:50051 is no address that ranks .* give ranks.advertise"):
+        check(config)
+    config.ranks.advertise = "learner-0"
+    check(config)
 
 
 def test_socket_that_is_no_unix_socket_is_refused() -> None:

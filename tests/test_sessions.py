@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
 from seedrl.serving.sessions import IN_FLIGHT, Session, SessionTable, session_seed
-from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Greeting, Rows, encode_step
+from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Greeting, Order, Rows, encode_step
 from seedrl.wire.framing import serialize
 from tests.fakes import make_spec
 
@@ -65,6 +65,18 @@ def test_join_above_max_slots_is_refused_with_numbers_and_remedy() -> None:
     with pytest.raises(NoCapacity, match=r"^8 of 10 slots are taken, 4 more are needed; raise serving.max_slots"):
         table.join(Greeting("c"))
     assert len(table.open) == 2
+
+
+def test_join_of_a_closed_endpoint_is_refused_until_it_is_open_again() -> None:
+    table = make_table()
+    table.join(Greeting("a"))
+    assert table.obey(Order(open=False)) == list(table.open.values())
+    with pytest.raises(
+        NoCapacity, match=r"^this endpoint takes no new actors, and no other has room; see seedrl control"
+    ):
+        table.join(Greeting("b"))
+    table.obey(Order(open=True))
+    table.join(Greeting("b"))
 
 
 def test_join_after_leave_reuses_slots_under_new_id() -> None:

@@ -192,6 +192,7 @@ class Monitor:
             "run_dir": self._run_dir,
         }
         state.ready = float(status.state == "running")
+        state.open = float(self._sessions.is_open)
         state.insecure = float(bool(exposures(config)))
         state.frames = self._serving.env_steps * config.env.frame_skip
         state.return_mean = math.nan if mean is None else mean

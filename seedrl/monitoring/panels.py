@@ -403,13 +403,14 @@ PANELS = (
     Panel(
         "Coming and going",
         ACTORS,
-        "Sessions per minute: joined, left (or lost), evicted by the learner, refused, come back.",
+        "Sessions per minute: joined, left (or lost), evicted by the learner, refused, redirected, come back.",
         Unit.per_minute,
         (
             (f"60 * {rate('sessions_joined_total')}", "joined"),
             (f"60 * {rate('sessions_left_total')}", "left"),
             (f"60 * {total('sessions_evicted')}", "evicted"),
             (f"60 * {total('sessions_refused')}", "refused"),
+            (f"60 * {total('sessions_redirected')}", "redirected"),
             (f"60 * {rate('actors_reconnects_total')}", "came back"),
         ),
     ),

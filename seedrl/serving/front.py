@@ -12,6 +12,7 @@ from seedrl.actions import Actions
 from seedrl.config import LearnerConfig, group_size
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
+from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.batches import Batches
 from seedrl.serving.inference import Inference
@@ -43,7 +44,8 @@ class Front:
         self._metrics = metrics
         self.batcher: Batcher[Request] = Batcher(serving.max_rows, serving.min_rows, serving.max_wait)
         self.sessions = SessionTable(config, job_seed, check_spec, evaluates_all=evaluates_all)
-        self.server = Server(config, self.sessions, self.batcher, metrics, on_failure, say, describe)
+        self.balance = Balance(self.sessions)
+        self.server = Server(config, self.sessions, self.balance, self.batcher, metrics, on_failure, say, describe)
         self._done: Future[None] | None = None
 
     def build(

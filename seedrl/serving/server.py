@@ -20,6 +20,7 @@ from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, InvalidMessage, NoCapacity, Refused, Superseded, TooLate
 from seedrl.exposure import exposures, is_socket
 from seedrl.metrics import ServingMetrics, Stopwatch
+from seedrl.serving.balance import Balance, own_address
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.guard import TokenGuard
 from seedrl.serving.inference import Answer
@@ -41,6 +42,7 @@ HELLO_SECONDS = 10.0  # from connecting to the first message
 READY_SECONDS = 120.0  # to build a pool
 SPARE_STREAMS = 64  # streams beyond one per slot: of actors that have not said hello
 SPARE_RPCS = 64  # calls beyond those: health, status, streams that are refused
+MOVE_SECONDS = 5.0  # for an actor to end its half of the stream when it is sent elsewhere
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
 INTERNAL = "internal error of the learner"  # all that a peer is told of one
 
@@ -57,6 +59,7 @@ class Server:
         self,
         config: LearnerConfig,
         sessions: SessionTable,
+        balance: Balance,
         batcher: Batcher[Request],
         metrics: ServingMetrics,
         on_failure: Callable[[BaseException], None],
@@ -65,6 +68,7 @@ class Server:
     ) -> None:
         self._config = config
         self._sessions = sessions
+        self._balance = balance
         self._batcher = batcher
         self._metrics = metrics
         self._on_failure = on_failure
@@ -100,6 +104,10 @@ class Server:
     def run(self, work: Coroutine[Any, Any, None]) -> "Future[None]":
         """Runs something in the server thread, besides the streams; a failure of it is one of the server."""
         return asyncio.run_coroutine_threadsafe(self._guard(work), self._loop)
+
+    def rebalance(self) -> None:
+        """Sends one actor elsewhere if there have been far too many here for a while. To be called now and then."""
+        self._call(self._move_one_if_overloaded, None)
 
     def stop(self, command: pb.Control.Command, reason: str) -> None:
         """Tells every actor to leave, gives them a moment, and ends."""
@@ -162,6 +170,7 @@ class Server:
         await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         address = self._bind(server)
         await server.start()
+        self._balance.address = own_address(self._config.ranks.advertise, address)
         self._bound.set_result(address)
         goodbye = await self._farewell
         await self._health.enter_graceful_shutdown()
@@ -194,6 +203,7 @@ class Server:
     def _say_goodbye(self, goodbye: pb.StreamResponse) -> None:
         if not self._farewell.done():
             self._farewell.set_result(goodbye)
+            self._sessions.is_open = False
             self._sessions.on_leave = lambda session: None  # what is under way at the end was not lost by a session
 
     async def _wait_until_all_left(self, seconds: float) -> None:
@@ -207,6 +217,7 @@ class Server:
             await context.write(self._farewell.result())
             return
         counted = self._metrics.sessions_refused
+        session: Session | None = None
         self._streams += 1
         try:
             self._expect_room()
@@ -214,12 +225,16 @@ class Server:
             if hello is None:
                 return
             greeting = codec.decode_hello(hello)
+            self._make_way(greeting)
+            if address := self._better_place(greeting):
+                await context.write(codec.encode_redirect(address, "another endpoint has more room"))
+                return
             session, job = self._admit(greeting, context.peer())
             counted = self._metrics.sessions_evicted
             await self._session(context, session, job, greeting)
-            self._metrics.sessions_left += 1
+            self._metrics.sessions_left += not session.moved_to
         except asyncio.CancelledError:
-            self._metrics.sessions_left += counted is self._metrics.sessions_evicted
+            self._metrics.sessions_left += session is not None and not session.moved_to
             raise
         except Refused as error:
             counted[error.reason] += 1
@@ -243,6 +258,7 @@ class Server:
     async def _control(self, request: pb.ControlRequest, context: Any) -> pb.ControlResponse:
         try:
             order = codec.decode_order(request)
+            places = self._places_for(order) if order.command == pb.Control.COMMAND_REDIRECT else []
             concerned = self._sessions.obey(order)
         except Refused as error:
             await context.abort(code_of(error), str(error))
@@ -250,8 +266,12 @@ class Server:
         words = codec.words_of(order)
         self._say(f"learner: {context.peer()} wants of {order.actor or 'all actors'}: {words}")
         reason = DRAINED if order.command == pb.Control.COMMAND_END else f"Asked to: {words}"
-        for session in concerned if order.command else ():
-            self._outboxes[session.id].put_nowait((codec.encode_control(order.command, reason), 0))
+        if order.command == pb.Control.COMMAND_REDIRECT:
+            for session, place in zip(concerned, places, strict=True):
+                self._move(session, place, "drain", reason)
+        elif order.command:
+            for session in concerned:
+                self._outboxes[session.id].put_nowait((codec.encode_control(order.command, reason), 0))
         return pb.ControlResponse(actors=len(concerned))
 
     def _expect_room(self) -> None:
@@ -259,11 +279,49 @@ class Server:
         if self._streams > limit:
             raise NoCapacity(f"{limit} streams are open, which is the limit; raise serving.max_slots on the learner")
 
-    def _admit(self, greeting: codec.Greeting, peer: str) -> tuple[Session, codec.Job]:
-        """A session for an actor, if there is room; an older one of the same process makes room first."""
+    def _make_way(self, greeting: codec.Greeting) -> None:
+        """An older session of the same process makes room first. Raises Superseded for one that is not newer."""
         older = self._sessions.superseded_by(greeting)
         if older is not None:
             self._evict(older, Superseded("superseded by a newer session of the same actor"))
+
+    def _better_place(self, greeting: codec.Greeting) -> str | None:
+        """The address of another endpoint that an actor is to use; None if it is served, or refused, here."""
+        if greeting.redirects >= codec.MAX_REDIRECTS:
+            return None
+        address = self._balance.choose(self._config.actors.envs, is_sent=greeting.redirects > 0)
+        if address is not None:
+            self._metrics.sessions_redirected["balance" if self._sessions.is_open else "closed"] += 1
+        return address
+
+    def _places_for(self, order: codec.Order) -> list[str]:
+        """Where those go that are to move. Raises InvalidMessage, before anything has changed, if they cannot."""
+        actors, envs = len(self._sessions.concerned_by(order)), self._config.actors.envs
+        places = self._balance.elsewhere(envs, actors) if self._balance.has_others else None
+        if places is None:
+            raise InvalidMessage(
+                f"move: expected another endpoint that is open and has room for {actors} × {envs} environments, "
+                "saw none; nobody was moved"
+            )
+        return places
+
+    def _move_one_if_overloaded(self, _: None) -> None:
+        """The newest, so that the others are left alone for long."""
+        address = self._balance.overload()
+        if address is not None and self._sessions.open:
+            newest = self._sessions.open[max(self._sessions.open)]
+            self._move(newest, address, "rebalance", "there are too many here")
+
+    def _move(self, session: Session, address: str, reason: str, words: str) -> None:
+        """Ends a session, to go on elsewhere. What its actor has sent until it hears of that is read and counted."""
+        session.moved_to = address
+        self._metrics.sessions_redirected[reason] += 1
+        self._outboxes[session.id].put_nowait((codec.encode_redirect(address, words), 0))
+        self._end(session)
+        self._limits[session.id].reschedule(self._loop.time() + MOVE_SECONDS)
+
+    def _admit(self, greeting: codec.Greeting, peer: str) -> tuple[Session, codec.Job]:
+        """A session for an actor, if there is room."""
         joined = self._sessions.join(greeting, peer)
         self._metrics.sessions_joined += 1
         self._metrics.actors_env_failures += bool(greeting.env_failure)
@@ -280,19 +338,20 @@ class Server:
                 if ready is not None:
                     await self._serve_session(context, session, codec.decode_ready(ready), greeting)
         except TimeoutError:
-            assert session.evicted is not None
-            raise session.evicted from None
+            if session.evicted is not None:
+                raise session.evicted from None
+            assert session.moved_to  # and its actor has not left: the stream ends without it
         finally:
             writer.cancel()
             del self._outboxes[session.id], self._limits[session.id]
             self._end(session)
             if not self._farewell.done():
-                self._say(f"learner: {session.name} left")
+                self._say(f"learner: {session.name} {f'moved to {session.moved_to}' if session.moved_to else 'left'}")
 
     async def _serve_session(self, context: Any, session: Session, spec: EnvSpec, greeting: codec.Greeting) -> None:
         """From Ready to the end of the stream."""
         self._sessions.agree(spec)
-        memory = self._sessions.share(session, greeting.host)
+        memory = self._sessions.share(session, greeting.host) if session.alive else None
         if memory is not None:
             self._outboxes[session.id].put_nowait((codec.encode_memory(memory.offer), 0))
         why = f"; before that, {greeting.env_failure}" if greeting.env_failure else ""
@@ -334,12 +393,18 @@ class Server:
             session.heard = timer.last
             if isinstance(message, StepParts):
                 session.expect_reader()
-                self._batcher.submit(self._request(message, session, spec))
+                self._take(self._request(message, session, spec))
             elif message.HasField("report"):
                 self._count_report(session.measure(codec.decode_report(message.report)))
             else:
                 raise InvalidMessage(f"message: expected step or report, saw {_kind(message)}")
             timer.lap("read")
+
+    def _take(self, request: Request) -> None:
+        if request.session.alive:
+            self._batcher.submit(request)
+        else:  # it was sent before its actor heard that the session moves
+            self._metrics.rows_dropped["session_ended"] += request.rows
 
     def _request(self, step: StepParts, session: Session, spec: EnvSpec) -> Request:
         rows = codec.decode_step(step, spec, len(session.slots), session.memory)

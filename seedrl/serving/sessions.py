@@ -54,6 +54,7 @@ class Session:
     memory: OfferedBuffers | None = None  # shared with the actor
     busy_buffers: set[int] = field(default_factory=set)  # of that memory: a request in flight uses them
     alive: bool = True
+    moved_to: str = ""  # the address that it goes on at
     evicted: Refused | None = None  # why, if the learner ends it on its own account
     instance: str = ""  # the actor's process; empty if it does not say
     epoch: int = 0  # of its sessions
@@ -200,6 +201,7 @@ class SessionTable:
     spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
     open: dict[int, Session] = field(default_factory=dict)
     on_leave: Callable[[Session], None] = lambda session: None  # called when a session has ended
+    is_open: bool = True  # for new sessions; those that are here go on
     evaluates_all: bool = False  # nothing is trained on
     exploration: Exploration = AS_TRAINED  # of sessions to come
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of environments, by actor; "" for all
@@ -230,6 +232,8 @@ class SessionTable:
         actors = self.config.actors
         if self.config.lockstep and self.open:
             raise NoCapacity("a lock-step run has one actor, and it is here already; set lockstep=false for more")
+        if not self.is_open:
+            raise NoCapacity("this endpoint takes no new actors, and no other has room; see seedrl control open")
         if len(self._free) < actors.envs:
             raise NoCapacity(
                 f"{self.slots_taken} of {self.config.serving.max_slots} slots are taken, {actors.envs} more are "
@@ -257,6 +261,11 @@ class SessionTable:
         reports = [session.recent for session in list(self.open.values())]
         return Measured._make(map(sum, zip(Measured(), *reports, strict=True)))
 
+    def round_trips(self, since: float) -> tuple[int, float]:
+        """How many there were in the reports that came since then, and their seconds, added up."""
+        reports = [session.recent for session in list(self.open.values()) if session.reported >= since]
+        return sum(each.requests for each in reports), sum(each.round_trip_seconds for each in reports)
+
     @property
     def slots_taken(self) -> int:
         return self.config.serving.max_slots - len(self._free)
@@ -270,12 +279,19 @@ class SessionTable:
             self._free.extend(session.slots.tolist())
             self.on_leave(session)
 
-    def obey(self, order: Order) -> list[Session]:
-        """Notes what people want; returns the sessions that it concerns. Raises InvalidMessage if there are none."""
+    def concerned_by(self, order: Order) -> list[Session]:
+        """The sessions that it is about. Raises InvalidMessage if it names an actor that is not here."""
         concerned = [session for session in self.open.values() if order.actor in ("", session.name)]
         if order.actor and not concerned:
             known = ", ".join(sorted({session.name for session in self.open.values()})) or "none"
             raise InvalidMessage(f"actor: expected one that is connected ({known}), saw {order.actor}")
+        return concerned
+
+    def obey(self, order: Order) -> list[Session]:
+        """Notes what people want; returns the sessions that it is about."""
+        concerned = self.concerned_by(order)
+        if order.open is not None:
+            self.is_open = order.open
         if not order.actor:
             self.exploration = _changed(self.exploration, order)
         if order.options:

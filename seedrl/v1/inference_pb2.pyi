@@ -32,20 +32,22 @@ class StreamResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., act: _Optional[_Union[Act, _Mapping]] = ..., control: _Optional[_Union[Control, _Mapping]] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "actor_name", "host", "instance", "epoch", "env_failure")
+    __slots__ = ("protocol_version", "actor_name", "host", "instance", "epoch", "env_failure", "redirects")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTOR_NAME_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ENV_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    REDIRECTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     actor_name: str
     host: str
     instance: str
     epoch: int
     env_failure: str
-    def __init__(self, protocol_version: _Optional[int] = ..., actor_name: _Optional[str] = ..., host: _Optional[str] = ..., instance: _Optional[str] = ..., epoch: _Optional[int] = ..., env_failure: _Optional[str] = ...) -> None: ...
+    redirects: int
+    def __init__(self, protocol_version: _Optional[int] = ..., actor_name: _Optional[str] = ..., host: _Optional[str] = ..., instance: _Optional[str] = ..., epoch: _Optional[int] = ..., env_failure: _Optional[str] = ..., redirects: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "session_id", "env", "num_envs", "group_size", "seed")
@@ -166,7 +168,7 @@ class Report(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., env_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., requests: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., reconnects: _Optional[int] = ...) -> None: ...
 
 class Control(_message.Message):
-    __slots__ = ("command", "reason")
+    __slots__ = ("command", "reason", "address")
     class Command(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         COMMAND_UNSPECIFIED: _ClassVar[Control.Command]
@@ -175,31 +177,37 @@ class Control(_message.Message):
         COMMAND_RESET: _ClassVar[Control.Command]
         COMMAND_PAUSE: _ClassVar[Control.Command]
         COMMAND_RESUME: _ClassVar[Control.Command]
+        COMMAND_REDIRECT: _ClassVar[Control.Command]
     COMMAND_UNSPECIFIED: Control.Command
     COMMAND_DRAIN: Control.Command
     COMMAND_END: Control.Command
     COMMAND_RESET: Control.Command
     COMMAND_PAUSE: Control.Command
     COMMAND_RESUME: Control.Command
+    COMMAND_REDIRECT: Control.Command
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     command: Control.Command
     reason: str
-    def __init__(self, command: _Optional[_Union[Control.Command, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    address: str
+    def __init__(self, command: _Optional[_Union[Control.Command, str]] = ..., reason: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("actor", "temperature", "epsilon", "command", "options_json")
+    __slots__ = ("actor", "temperature", "epsilon", "command", "options_json", "open")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     actor: str
     temperature: float
     epsilon: float
     command: Control.Command
     options_json: str
-    def __init__(self, actor: _Optional[str] = ..., temperature: _Optional[float] = ..., epsilon: _Optional[float] = ..., command: _Optional[_Union[Control.Command, str]] = ..., options_json: _Optional[str] = ...) -> None: ...
+    open: bool
+    def __init__(self, actor: _Optional[str] = ..., temperature: _Optional[float] = ..., epsilon: _Optional[float] = ..., command: _Optional[_Union[Control.Command, str]] = ..., options_json: _Optional[str] = ..., open: bool = ...) -> None: ...
 
 class ControlResponse(_message.Message):
     __slots__ = ("actors",)

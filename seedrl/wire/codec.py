@@ -5,6 +5,7 @@ Reading never trusts a peer: every length, id and number is checked before it is
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple
@@ -32,7 +33,8 @@ from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.framing import StepParts
 from seedrl.wire.memory import Offer, SharedBuffers
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+MAX_REDIRECTS = 3  # in a row: who has followed so many is served or refused
 
 TERMINATED, TRUNCATED, RESET = 1, 2, 4
 ENDED = TERMINATED | TRUNCATED
@@ -44,12 +46,18 @@ REWARD = np.dtype("<f4")
 FLAGS = np.dtype("u1")
 
 MAX_NAME = 128
+MAX_ADDRESS = 256
 MAX_INSTANCE = 64
 MAX_REASON = 512
 MAX_RANK = 8
 MAX_LEAVES = 64
 MAX_CHOICES = 65_536  # of all leaves together
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
+# Where a redirect may lead. What gRPC takes for a scheme, which may name a resolver or a proxy, is no host.
+SCHEMES = "dns|ipv4|ipv6|unix|unix-abstract|vsock|xds|google-c2p|google-c2p-experimental"
+ADDRESS = re.compile(
+    rf"(\[[0-9a-fA-F:.]+\]|(?!({SCHEMES}):)[A-Za-z0-9._-]+):[0-9]{{1,5}}|unix:/[^\s?#%]+", re.IGNORECASE
+)
 ALIGNED = 64  # bytes: where a leaf may begin in shared memory
 
 
@@ -70,6 +78,7 @@ class Greeting(NamedTuple):
     instance: str = ""
     epoch: int = 0
     env_failure: str = ""
+    redirects: int = 0
 
 
 class Measured(NamedTuple):
@@ -116,6 +125,7 @@ def encode_hello(greeting: Greeting) -> pb.StreamRequest:
             instance=greeting.instance,
             epoch=greeting.epoch,
             env_failure=greeting.env_failure,
+            redirects=greeting.redirects,
         )
     )
 
@@ -131,6 +141,7 @@ def decode_hello(hello: pb.Hello) -> Greeting:
         instance=hello.instance,
         epoch=hello.epoch,
         env_failure=_printable(hello.env_failure, MAX_REASON),
+        redirects=hello.redirects,
     )
 
 
@@ -342,6 +353,17 @@ def encode_control(command: pb.Control.Command, reason: str) -> pb.StreamRespons
     return pb.StreamResponse(control=pb.Control(command=command, reason=reason))
 
 
+def encode_redirect(address: str, reason: str) -> pb.StreamResponse:
+    return pb.StreamResponse(control=pb.Control(command=pb.Control.COMMAND_REDIRECT, reason=reason, address=address))
+
+
+def decode_redirect(control: pb.Control) -> str:
+    """Where to go, if it is an address at all. Whether an actor may go there is its own to say."""
+    if len(control.address) > MAX_ADDRESS or not ADDRESS.fullmatch(control.address):
+        raise InvalidMessage(f"address: expected HOST:PORT or unix:PATH, saw {control.address[:64]!r}")
+    return control.address
+
+
 class Order(NamedTuple):
     """What people want of an actor, or of all. Explained in the protocol."""
 
@@ -350,6 +372,7 @@ class Order(NamedTuple):
     epsilon: float | None = None
     command: "pb.Control.Command" = pb.Control.COMMAND_UNSPECIFIED
     options: dict[str, Any] | None = None
+    open: bool | None = None
 
 
 ORDERS = {
@@ -357,17 +380,21 @@ ORDERS = {
     "resume": pb.Control.COMMAND_RESUME,
     "reset": pb.Control.COMMAND_RESET,
     "drain": pb.Control.COMMAND_END,
+    "move": pb.Control.COMMAND_REDIRECT,
 }
 
 
 def encode_order(order: Order) -> pb.ControlRequest:
-    return pb.ControlRequest(
+    request = pb.ControlRequest(
         actor=order.actor,
         temperature=order.temperature,
         epsilon=order.epsilon,
         command=order.command,
         options_json=json.dumps(order.options) if order.options else "",
     )
+    if order.open is not None:
+        request.open = order.open
+    return request
 
 
 def decode_order(request: pb.ControlRequest) -> Order:
@@ -380,7 +407,8 @@ def decode_order(request: pb.ControlRequest) -> Order:
     if request.command not in (pb.Control.COMMAND_UNSPECIFIED, *ORDERS.values()):
         raise InvalidMessage(f"command: expected one of {', '.join(ORDERS)}, saw {request.command}")
     options = _decode_options("options_json", request.options_json) or None
-    order = Order(request.actor, temperature, epsilon, request.command, options)
+    is_open = request.open if request.HasField("open") else None
+    order = Order(request.actor, temperature, epsilon, request.command, options, is_open)
     if order == Order(request.actor):
         raise InvalidMessage("message: expected something to do, saw nothing")
     return order
@@ -395,7 +423,9 @@ def words_of(order: Order) -> str:
         "options": _printable(json.dumps(order.options), MAX_REASON) if order.options else None,
     }
     words = [f"{name}={value}" for name, value in wanted.items() if value is not None]
-    return ", ".join([*words, *([names[order.command]] if order.command else [])])
+    words += [names[order.command]] if order.command else []
+    words += [] if order.open is None else ["open" if order.open else "take no new ones"]
+    return ", ".join(words)
 
 
 def _decode_options(field: str, text: str) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_supervisor_lets_a_drained_actor_be_and_brings_back_one_that_ended_for_a
         ({"temperature": 0.0}, "temperature: expected"),
         ({"temperature": float("nan")}, "temperature: expected"),
         ({"epsilon": 1.5}, "epsilon: expected 0 to 1, saw 1.5"),
-        ({"command": pb.Control.COMMAND_DRAIN}, "command: expected one of pause, resume, reset, drain"),
+        ({"command": pb.Control.COMMAND_DRAIN}, "command: expected one of pause, resume, reset, drain, move"),
         ({}, "expected something to do"),
     ],
 )
@@ -189,8 +189,13 @@ def test_order_of_a_command_line() -> None:
     assert order_of(ControlConfig(do=["pause"], actor="a")) == Order("a", command=pb.Control.COMMAND_PAUSE)
     assert order_of(ControlConfig(temperature=0.5)) == Order(temperature=0.5)
     assert order_of(ControlConfig(options={"a": 1})) == Order(command=pb.Control.COMMAND_RESET, options={"a": 1})
+    assert order_of(ControlConfig(do=["move"])) == Order(command=pb.Control.COMMAND_REDIRECT, open=False)
+    assert order_of(ControlConfig(do=["move"], actor="a")) == Order("a", command=pb.Control.COMMAND_REDIRECT)
+    assert order_of(ControlConfig(do=["open"])) == Order(open=True)
+    with pytest.raises(ConfigError, match="leave actor= out"):
+        order_of(ControlConfig(do=["open"], actor="a"))
     for wrong in (ControlConfig(), ControlConfig(do=["stop"]), ControlConfig(do=["pause", "reset"])):
-        with pytest.raises(ConfigError, match="pause, resume, reset, drain"):
+        with pytest.raises(ConfigError, match="pause, resume, reset, drain, move, open"):
             order_of(wrong)
     assert words_of(Order(epsilon=0.1, command=pb.Control.COMMAND_RESET)) == "epsilon=0.1, reset"
 

@@ -181,11 +181,11 @@ def hello(version: int) -> pb.StreamRequest:
 @pytest.mark.parametrize(
     ("messages", "code", "words"),
     [
-        ([hello(3)], Code.FAILED_PRECONDITION, ["protocol_version", "speaks 2", "the actor 3"]),
+        ([hello(2)], Code.FAILED_PRECONDITION, ["protocol_version", "speaks 3", "the actor 2"]),
         ([step_message()], Code.INVALID_ARGUMENT, ["expected hello", "saw step"]),
         ([pb.StreamRequest()], Code.INVALID_ARGUMENT, ["expected hello", "saw None"]),
-        ([hello(2), hello(2)], Code.INVALID_ARGUMENT, ["expected ready", "saw hello"]),
-        ([hello(2), step_message()], Code.INVALID_ARGUMENT, ["expected ready", "saw step"]),
+        ([hello(3), hello(3)], Code.INVALID_ARGUMENT, ["expected ready", "saw hello"]),
+        ([hello(3), step_message()], Code.INVALID_ARGUMENT, ["expected ready", "saw step"]),
     ],
     ids=["version", "no_hello", "empty", "hello_twice", "no_ready"],
 )
