@@ -5,7 +5,7 @@ Knows nothing of manifests.
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from seedrl.config import ActorConfig, Engine, LearnerConfig, RunConfig, SecurityConfig, is_own, modules_of
@@ -86,7 +86,9 @@ def in_pods(config: RunConfig) -> PodJob:
     name = _job_name(config)
     _refuse_files_of_this_machine(config, name)
     learner, actor = _learner(config, name), _actor(config, name)
-    check(learner)
+    check(
+        replace(learner, ranks=replace(learner.ranks, advertise=_domain(name, config.launch.namespace)))
+    )  # each its own
     check_actor(actor)
     return PodJob(name, config, learner, actor)
 
