@@ -190,7 +190,7 @@ class Supervisor:
         for number in more:
             self._add_actor(number)
         if fewer := kept[wanted:]:
-            print(f"the learner can do with {wanted} actors: ending {_names(fewer)}", file=sys.stderr)
+            print(f"the learner can do with {wanted}: ending {_names(fewer)}", file=sys.stderr)
         for number in fewer:
             self._release(number, now + GOODBYE_SECONDS)
 
