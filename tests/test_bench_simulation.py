@@ -1,10 +1,16 @@
 """The simulation against closed forms: no queueing, each resource saturated, Little's law."""
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench import simulation
 from bench.cluster import INFINITE, Costs, Link, Outcome, Shape, all_reduce_seconds, simulate
+from bench.document import Document, read
+from bench.harness import Report
+from seedrl.errors import ConfigError
 
 COSTS = Costs(step=0.02, message=200e-6, row=6e-6, batch=300e-6, batch_row=2e-6)
 ENDLESS = Shape(capacity=10**9, batch_size=10**9)  # nothing is trained on, and nobody is held back
@@ -118,3 +124,59 @@ def test_simulation_is_repeatable() -> None:
 
     assert once(3) == once(3)
     assert once(3) != once(4)
+
+
+# Where its costs come from.
+
+
+def measured(costs: Costs) -> Document:
+    """Results as a machine with these costs gives them."""
+    plain = {"bytes per row": 84 * 84, "in flight": 2, "actors": 1, "transport": "unix"}
+    wire: list[dict[str, Any]] = [
+        {"side": "stream", "rows": rows, "rows per second": rows / (costs.message + rows * costs.row), **plain}
+        for rows in (1, 16, 64, 256)
+    ]
+    sides = {"service, 2 in flight": (128, 1), "service, batches of 128": (256, 2), "service": (512, 4)}
+    service: list[dict[str, Any]] = [
+        {"side": side, "actors": 1, "envs": envs, "rows per second": count * 64 / serving_seconds(costs, count, 64)}
+        for side, (envs, count) in sides.items()
+    ]
+    service.append({"side": "half load", "p50 ms": 6.0, "p99 ms": 8.0})
+    others = [{**wire[0], "side": "echo"}, {**wire[0], "transport": "tcp"}, {**wire[0], "bytes per row": 16}]
+    tables = {"wire": [*wire, *others], "service": [*service, {**service[-2], "actors": 64}]}
+    return Document({}, [{"stage": stage, "table": table, "ratios": {}} for stage, table in tables.items()])
+
+
+def test_costs_of_the_server_thread_are_found_in_what_was_measured() -> None:
+    known = Costs(step=0.0, message=200e-6, row=6e-6, batch=300e-6)
+    found = simulation.serving_costs(measured(known))
+    assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(known))
+
+
+def test_check_of_a_machine_that_is_as_simulated_finds_no_difference() -> None:
+    known = Costs(step=0.0, message=200e-6, row=6e-6, batch=300e-6)
+    report = Report("simulation")
+    simulation.check_service(report, measured(known), known)
+    rates = [row["simulated"] / row["measured"] for row in report.table if row["of"] == "rows/s"]
+    assert rates == pytest.approx([1.0, 1.0, 1.0], rel=0.01)
+
+
+def test_costs_that_were_never_measured_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="no stage pool"):
+        simulation.env_seconds(measured(COSTS))
+
+
+def test_predictions_from_the_results_of_this_repository_say_what_is_the_limit() -> None:
+    document = read(Path(simulation.RESULTS))
+    serving = simulation.serving_costs(document)
+    fast = dataclasses.replace(serving, step=0.02, batch=serving.batch + 1e-3)
+    scale = simulation._scaled(fast, Shape(envs=128, groups=2, batch_size=256))
+
+    def limit(actors: int, ranks: int, gigabits: float) -> str:
+        shape, costs, link = scale(actors, ranks, gigabits)
+        return simulation._limit(shape, link, simulation.settled(shape, costs, link))
+
+    assert limit(2, 1, 10) == "environments"
+    assert limit(64, 1, 10) == "server thread"
+    assert limit(64, 1, 1) == "link"
+    assert limit(64, 16, 10) == "environments"
