@@ -167,7 +167,8 @@ def check_runs(report: Report, serving: Costs, config: BenchConfig) -> None:
             rates.append(_check(report, f"{limit}, {actors} actors", simulated, measured))
             trips.append(simulated.latency_mean / measured.metrics["round_trip_seconds"])
     report.add_ratio(Ratio("simulated_over_measured_rate", rates))
-    report.add_ratio(Ratio("simulated_rate_off_by", [max(ratio, 1 / ratio) for ratio in rates], bound=1.1))
+    # Cases are no repeats: a median over them would hide the one that is wrong.
+    report.add_ratio(Ratio("simulated_rate_off_by", [max(max(ratio, 1 / ratio) for ratio in rates)], bound=1.25))
     report.add_ratio(Ratio("simulated_over_measured_round_trip", trips))
 
 
