@@ -40,9 +40,9 @@ def run(config: BenchConfig) -> Report:
 class ServingPath:
     """One request of `rows` rows again and again, through all of `Inference` or through the model alone."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, model: str = "nature") -> None:
         self._rows = rows
-        self._model = build_model(ModelConfig(name="nature"), STACKED, seed=1)
+        self._model = build_model(ModelConfig(name=model), STACKED, seed=1)
         self._store = Store(
             SPEC, slots=rows, capacity=4 * rows, unroll_length=20, frame_stack=FRAME_STACK, core_size=0, device=CPU
         )

@@ -34,10 +34,10 @@ def run(config: BenchConfig) -> Report:
 class FullStore:
     """Updates from a store that is always full, or the model alone on one of its train batches."""
 
-    def __init__(self, unrolls: int) -> None:
+    def __init__(self, unrolls: int, model: str = "nature") -> None:
         config = LearnerConfig()
         config.algorithm.batch_size = unrolls
-        self._model = build_model(ModelConfig(name="nature"), STACKED, seed=1)
+        self._model = build_model(ModelConfig(name=model), STACKED, seed=1)
         self._store = Store(
             SPEC,
             slots=1,

@@ -18,6 +18,7 @@ STAGES = (
     "service",
     "metrics",
     "end_to_end",
+    "simulation",
     "weights_or_observations",
     "learning",
     "peers",

@@ -4,7 +4,7 @@ Readable in black and white: sides differ by marker and dash, not only by colour
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +251,42 @@ def peers(stage: Stage) -> Any:
     return figure
 
 
+def simulation(stage: Stage) -> Any:
+    """Checked, then predicted: simulated over measured; steps, latency and lag by actors; steps by ranks and links."""
+    figure = _figure(3, rows=2)
+    (checked, steps, latency), (lag, ranks, links) = figure.subplots(2, 3)
+    checks = [row for row in stage["table"] if row.get("of") in ("steps/s", "round trip ms")]
+    for of, (marker, _, colour) in zip(("steps/s", "round trip ms"), STYLES, strict=False):
+        rows = [row for row in checks if row["of"] == of]
+        ratios = [row["simulated"] / row["measured"] for row in rows]
+        checked.plot(ratios, [row["check"] for row in rows], marker, color=colour, label=of)
+    checked.axvline(1, color="black", linestyle="--", linewidth=1)
+    checked.legend(fontsize=8, frameon=False)
+    _label(checked, "simulated / measured", "", "whole runs, environments that sleep")
+    rack = Panel("actors", ("steps/s",), where=lambda row: row["size"] == "one rack", log_y=True)
+    for axes, ys, label in (
+        (steps, ("steps/s",), "steps per second"),
+        (latency, ("p50 ms", "p99 ms"), "ms to an action"),
+        (lag, ("policy lag",), "policy lag, updates"),
+    ):
+        _predicted(axes, stage, replace(rack, ys=ys, label=label, title="one rank, 10 Gbit/s"))
+    thousand = replace(rack, x="ranks", where=lambda row: row["size"] == "a thousand actors", title="a thousand actors")
+    _predicted(ranks, stage, replace(thousand, label="steps per second"))
+    by_link = replace(
+        rack, x="Gbit/s", where=lambda row: row["size"] == "one rack by link", title="32 actors, one rank"
+    )
+    _predicted(links, stage, replace(by_link, label="steps per second"))
+    return figure
+
+
+def _predicted(axes: Any, stage: Stage, panel: Panel) -> None:
+    rows = [row for row in stage["table"] if "size" in row and panel.where(row)]
+    _lines(axes, panel, rows)
+    _label(axes, panel.x, panel.label, panel.title)
+
+
 OWN: dict[str, Callable[[Stage], Any]] = {
+    "simulation": simulation,
     "end_to_end": end_to_end,
     "peers": peers,
     "learning": learning,

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from seedrl.actions import Actions
 from seedrl.config import LearnerConfig
 from seedrl.metrics import ServingMetrics
+from seedrl.models.base import ActorCritic
+from seedrl.models.mlp import TinyEncoder
 from seedrl.policy import Policy
 from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
@@ -51,6 +53,24 @@ class NullModel(nn.Module):
             time.sleep(self._seconds)
         rows = inputs.reward.shape
         return ModelOutput(self._logits.expand(*rows, -1), self._value.expand(rows)), core_state
+
+
+class PacedModel(ActorCritic):
+    """A tiny network that sleeps so many seconds in every forward, or in every one that is for an update.
+
+    For whole runs: model.name=bench.rig:PacedModel.
+    """
+
+    def __init__(self, spec: EnvSpec, acting: float = 0.0, training: float = 0.0) -> None:
+        assert not isinstance(spec.observation, dict)
+        encoder = TinyEncoder(spec.observation)
+        super().__init__(encoder, encoder.size, spec)
+        self._acting, self._training = acting, training
+
+    def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        if seconds := self._training if torch.is_grad_enabled() else self._acting:
+            time.sleep(seconds)
+        return super().forward(inputs, core_state)
 
 
 class ServingRig:

@@ -15,6 +15,7 @@ from bench.peers.meter import family
 
 WARM_UP = 6.0  # seconds of training
 PATIENCE = 120.0  # for the next row of metrics
+MEANS = ("learner_wait_fraction", "inference_batch", "policy_lag", "backpressure_fraction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Watched:
     metrics: dict[str, float]  # means over the stretch
 
 
-def watch(settings: Sequence[str], seconds: float) -> Watched:
+def watch(settings: Sequence[str], seconds: float, means: Sequence[str] = MEANS) -> Watched:
     """Starts a run that does not end by itself, and looks at it for a while once it is warm."""
     with tempfile.TemporaryDirectory(prefix="bench-run-") as directory:
         run_dir = Path(directory, "run")
@@ -41,9 +42,8 @@ def watch(settings: Sequence[str], seconds: float) -> Watched:
             cpu = {name: cpu_seconds(pids) - cpu_before[name] for name, pids in parts.items()}
             rows = [row for row in _rows(run_dir) if first["time"] < row["time"] <= last["time"]]
     steps, wall = last["env_steps"] - first["env_steps"], last["time"] - first["time"]
-    names = ("learner_wait_fraction", "inference_batch", "policy_lag", "backpressure_fraction")
-    means = {name: sum(row[name] for row in rows) / len(rows) for name in names}
-    return Watched(Turn(steps, wall, sum(cpu.values())), cpu["learner"], cpu["actor"], means)
+    metrics = {name: sum(row[name] for row in rows) / len(rows) for name in means}
+    return Watched(Turn(steps, wall, sum(cpu.values())), cpu["learner"], cpu["actor"], metrics)
 
 
 def _parts(root: int) -> dict[str, list[int]]:

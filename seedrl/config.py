@@ -459,6 +459,11 @@ def group_size(config: LearnerConfig) -> int:
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
 
 
+def serving_ranks(config: LearnerConfig) -> int:
+    """Ranks that actors stream to."""
+    return 1 if config.ranks.separate else config.ranks.count
+
+
 def evaluation_envs(actors: ActorsConfig) -> list[int]:
     """Which environments of an actor are for evaluation: some from all over, and at least one if there is a share."""
     count = max(1, round(actors.evaluation * actors.envs)) if actors.evaluation else 0

@@ -2,8 +2,9 @@
 
 One file with two writers, each of its own part, one at a time under a lock that is held for one change:
 
-    the learner      state, addresses, counters, last checkpoint; of each member what streams tell: when it was
-                     last seen, whether it streams, its slots, its lives (every two seconds, and with every change)
+    the learner      state, addresses, counters, last checkpoint, how many actors it could use; of each member what
+                     streams tell: when it was last seen, whether it streams, its slots, its lives (every two seconds,
+                     and with every change)
     the supervisor   of each member what processes tell: pid, restarts, last exit code and words (when one starts
                      or ends); and the state while there is no learner to tell it
 
@@ -79,6 +80,7 @@ class Context:
     checkpoint: str = ""  # the newest
     counters: dict[str, int] = field(default_factory=dict)  # env_steps, updates, episodes
     resumed_at: int = 0  # the update that the newest learner began with
+    desired_actors: int = 0  # that a rank could use; 0: nobody has said so yet
     members: dict[str, Member] = field(default_factory=dict)  # by name
 
     def update(self, name: str, **changes: Any) -> Member:

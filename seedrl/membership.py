@@ -27,12 +27,14 @@ class Membership:
         serving: ServingMetrics,
         learning: LearningMetrics,
         newest_checkpoint: Callable[[], str],
+        desired_actors: Callable[[], int],
     ) -> None:
         self._file = file
         self._sessions = sessions
         self._serving = serving
         self._learning = learning
         self._newest_checkpoint = newest_checkpoint
+        self._desired_actors = desired_actors
         self._state = State.INIT
         self._reason = ""
         self._written = float("-inf")
@@ -73,6 +75,7 @@ class Membership:
         context.state, context.reason = self._state, self._reason
         context.counters, context.resumed_at = self._counters(), self._resumed_at
         context.checkpoint = self._newest_checkpoint()
+        context.desired_actors = self._desired_actors()
         context.update(LEARNER, pid=os.getpid(), incarnation=self._incarnation, seen=time.time())
         self._streaming_then = set(self._sessions.open)
         streaming = {_name_of(session): session for session in list(self._sessions.open.values())}

@@ -273,6 +273,10 @@ class LearnerState:
     eval_return_mean: float = gauge("Mean return of the last 100 evaluation episodes; NaN before the first one")
     policy_version: float = gauge("Version of the weights that act")
     sessions_open: float = gauge("Actors connected")
+    desired_actors: float = gauge(
+        "Actors that the learner could use, from how long it waits and they are held back, within actors.count and "
+        "actors.at_most"
+    )
     groups: float = gauge("Groups of environments in circulation: requests that can be under way at once")
     slots_taken: float = gauge("Slots leased to actors")
     slots_limit: float = gauge("serving.max_slots")

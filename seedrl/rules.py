@@ -61,6 +61,12 @@ def check(config: LearnerConfig) -> None:
         actors.at_most == 0 or actors.at_most >= actors.count,
         f"actors.at_most={actors.at_most} is less than actors.count={actors.count}; 0 keeps the count",
     )
+    require(
+        actors.at_most * actors.envs <= serving.max_slots,
+        f"actors.at_most={actors.at_most} × actors.envs={actors.envs} is more than "
+        f"serving.max_slots={serving.max_slots}",
+    )
+    require(not config.lockstep or actors.at_most <= 1, f"lockstep=true has one actor, actors.at_most={actors.at_most}")
     _check_ranks(config)
     require(config.threads >= 0, f"threads={config.threads} must not be negative")
     require(

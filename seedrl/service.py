@@ -76,16 +76,25 @@ class LearnerService:
         if self.checkpoint is not None:
             restore_counters(self.checkpoint, self.serving, self.learning)
             self.sessions.agree(spec_of(self.checkpoint))
+        context_file = ContextFile(self.run_directory.path)
         self.monitor = Monitor(
-            config, self.run_directory, self.serving, self.learning, self.sessions, self.batcher, say=self.display.say
+            config,
+            self.run_directory,
+            self.serving,
+            self.learning,
+            self.sessions,
+            self.batcher,
+            say=self.display.say,
+            desired_before=context_file.read_or_new().desired_actors,
         )
         self.monitor.device = str(self.device)
         self.membership = Membership(
-            ContextFile(self.run_directory.path),
+            context_file,
             self.sessions,
             self.serving,
             self.learning,
             newest_checkpoint=lambda: self.saver.newest,
+            desired_actors=lambda: self.monitor.desired_actors,
         )
         self.learner_thread = threading.Thread(target=self._run_learner, name="learner", daemon=True)
         self.seconds_before = 0.0  # of this run, in earlier processes

@@ -4,6 +4,7 @@ from tests.fakes import FakeClock, FakePool, TinyModel, make_job, make_spec
 """
 
 import queue
+import time
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,16 @@ class TinyModel(nn.Module):
             features = torch.cat([features, torch.stack(states)], dim=-1)
         heads = self.heads(features)
         return ModelOutput(heads[..., :-1], heads[..., -1]), core_state
+
+
+class PacedModel(TinyModel):
+    """Takes so many seconds for an update."""
+
+    def __init__(self, spec: EnvSpec, seconds: float) -> None:
+        super().__init__(spec)
+        self._seconds = seconds
+
+    def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        if torch.is_grad_enabled():
+            time.sleep(self._seconds)
+        return super().forward(inputs, core_state)

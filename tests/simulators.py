@@ -54,6 +54,19 @@ class Counter:
         Counter.closed += 1
 
 
+class Sluggish(Counter):
+    """Takes so many seconds for a step as long as there is such a file."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        super().__init__(length=50)
+        self._path, self._seconds = path, seconds
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if os.path.exists(self._path):
+            time.sleep(self._seconds)
+        return super().step(action)
+
+
 def fail() -> None:
     """Makes nothing."""
     raise OSError("no licence for this simulator")

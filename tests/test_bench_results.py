@@ -48,7 +48,13 @@ def suite(path: Path) -> Path:
         peers.add({"side": side, "env": "pong", "steps per second": 900.0})
     end_to_end.add({"part": "env", "ms alone": 0.4})
     end_to_end.add({"part": "actor process", "ms in the run": 0.5})
-    reports = [pool, wire, batcher, inference, learner, service, end_to_end, weights, peers]
+    simulation = Report("simulation")
+    for of in ("steps/s", "round trip ms"):
+        simulation.add({"check": "tiny, 1 actors", "of": of, "simulated": 800.0, "measured": 790.0})
+    for size in ("one rack", "one rack by link", "a thousand actors"):
+        reached = {"steps/s": 1e5, "p50 ms": 3.0, "p99 ms": 9.0, "policy lag": 4.0}
+        simulation.add({"size": size, "actors": 32, "ranks": 1, "Gbit/s": 10, **reached})
+    reports = [pool, wire, batcher, inference, learner, service, end_to_end, simulation, weights, peers]
     write(path, [*reports, learned({"cartpole": [475.0, 480.0]})])
     return path
 

@@ -1,14 +1,18 @@
 """Processes over their restarts, and what a supervisor makes of their ends."""
 
+import math
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from seedrl.config import RunConfig
 from seedrl.context import LEARNER, ContextFile, State
+from seedrl.launching import local
 from seedrl.launching.children import CRASH_SECONDS, Child, Crashes, signal_of
 from seedrl.launching.local import Supervisor, _with_a_port
 from tests.fakes import FakeClock
@@ -171,6 +175,107 @@ def test_supervisor_of_a_crashed_actor_says_that_it_concerns_only_its_slots(
     assert capsys.readouterr().err == (
         "actor 0 ended with code 5 (EnvFailed); that concerns actor-0 (16 slots); restarting it\n"
     )
+
+
+# More actors, or fewer.
+
+
+@pytest.fixture
+def following(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    """Two actors of at most four, which sleep until they are ended."""
+    sleeper = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
+    monkeypatch.setattr(local, "FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "_start_actor", lambda _: subprocess.Popen(sleeper, start_new_session=True))
+    supervisor._config.actors.count, supervisor._config.actors.at_most = 2, 4
+    for number in range(2):
+        supervisor._add_actor(number)
+        supervisor._log(number).touch()
+    yield supervisor
+    for actor in supervisor._actors.values():
+        actor.kill()
+        actor.end(deadline=float("inf"))
+
+
+def follow(supervisor: Supervisor, desired: int, state: State = State.RUNNING, pid: int = LEARNER_PID) -> list[int]:
+    """Which actors run after the learner has said how many it could use, once the ended ones are gone."""
+    with supervisor._context.change() as context:
+        context.state, context.desired_actors = state, desired
+        context.update(LEARNER, pid=pid)
+    supervisor._follow_demand()
+    for number in supervisor._released:
+        supervisor._log(number).touch()
+        process = supervisor._actors[number].process
+        assert process is not None
+        code = process.wait()
+        if supervisor._actors[number].ended() is not None:
+            supervisor._consider_restart(number, supervisor._actors[number], code)
+    return [number for number, actor in supervisor._actors.items() if actor.is_running]
+
+
+def test_supervisor_follows_what_the_learner_could_use_within_bounds(
+    following: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert follow(following, 3) == [0, 1, 2]
+    assert follow(following, 3) == [0, 1, 2]
+    assert follow(following, 9) == [0, 1, 2, 3]
+    assert follow(following, 1) == [0, 1]
+    assert follow(following, 3) == [0, 1, 2]
+    assert capsys.readouterr().err.splitlines() == [
+        "the learner could use 3 actors: starting actor-2",
+        "the learner could use 4 actors: starting actor-3",
+        "the learner can do with 2: ending actor-2, actor-3",
+        "the learner could use 3 actors: starting actor-2",
+    ]
+    assert following._actor_crashes.count == 0
+
+
+@pytest.mark.parametrize(
+    "untold", [{"state": State.INIT}, {"state": State.DRAINING}, {"pid": 1}], ids=["restarts", "ends", "is another's"]
+)
+def test_supervisor_changes_nothing_while_no_learner_of_its_own_trains(
+    following: Supervisor, untold: dict[str, Any]
+) -> None:
+    assert follow(following, 3) == [0, 1, 2]
+    assert follow(following, 4, **untold) == [0, 1, 2]
+    assert follow(following, 1, **untold) == [0, 1, 2]
+
+
+def test_supervisor_without_at_most_keeps_its_count(following: Supervisor) -> None:
+    following._config.actors.at_most = 0
+    assert follow(following, 9) == [0, 1]
+
+
+def test_supervisor_actor_that_crashed_and_is_of_no_use_is_not_restarted(following: Supervisor) -> None:
+    follow(following, 3)
+    crashed = following._actors[2]
+    crashed.kill()
+    assert crashed.process is not None
+    crashed.process.wait()
+    crashed.start_in(3600)
+    assert follow(following, 2) == [0, 1]
+    assert crashed._due == math.inf
+    assert follow(following, 3) == [0, 1, 2]
+
+
+def test_supervisor_actor_that_does_not_leave_in_time_is_killed_and_replaced_only_then(
+    following: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubborn = [sys.executable, "-S", "-c", "import signal; signal.signal(15, 1); print(flush=True); signal.pause()"]
+    process = subprocess.Popen(stubborn, start_new_session=True, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        process.stdout.readline()  # from now on it ignores SIGTERM
+    following._actors[2] = Child("actor-2", lambda: process)
+    following._actors[2].start()
+    following._wanted_actors = lambda: 2  # type: ignore[method-assign]
+    following._follow_demand()
+    following._wanted_actors = lambda: 3  # type: ignore[method-assign]
+    following._follow_demand()
+    assert 3 in following._actors, "the number of one that is still leaving was used again"
+    assert process.poll() is None
+    following._released[2] = 0.0
+    following._follow_demand()
+    assert process.wait() == -signal.SIGKILL
 
 
 def test_supervisor_port_zero_becomes_one_that_stays() -> None:

@@ -31,6 +31,8 @@ def settings(**changes: Any) -> LearnerConfig:
         ({"serving__max_silence": -1.0}, "serving.max_silence=-1.0 must not be negative"),
         ({"actors__envs": 30, "actors__groups": 4}, "actors.groups=4 must divide actors.envs=30"),
         ({"lockstep": True, "actors__count": 2}, "lockstep=true needs actors.count=1"),
+        ({"lockstep": True, "actors__at_most": 2}, "lockstep=true has one actor, actors.at_most=2"),
+        ({"actors__at_most": 33}, "actors.at_most=33 × actors.envs=32 is more than serving.max_slots=1024"),
     ],
 )
 def test_settings_that_would_deadlock_are_refused_by_name(changes: dict[str, Any], words: str) -> None:

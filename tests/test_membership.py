@@ -23,7 +23,12 @@ class Rig:
         self.sessions = SessionTable(config, job_seed=lambda _: 0)
         self.serving, self.learning = ServingMetrics(), LearningMetrics(updates=updates)
         self.membership = Membership(
-            self.file, self.sessions, self.serving, self.learning, newest_checkpoint=lambda: "000000000123"
+            self.file,
+            self.sessions,
+            self.serving,
+            self.learning,
+            newest_checkpoint=lambda: "000000000123",
+            desired_actors=lambda: 5,
         )
 
     def begin(self) -> "Rig":
@@ -109,6 +114,7 @@ def test_membership_has_progressed_only_after_an_update_of_its_own(rig: Rig, tmp
     again.learning.updates = 26
     assert again.written().has_progressed
     assert again.written().checkpoint == "000000000123"
+    assert again.written().desired_actors == 5
 
 
 def test_membership_forgets_strangers_but_not_who_is_supervised(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

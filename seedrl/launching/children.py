@@ -95,6 +95,16 @@ class Child:
             return None
         return self.process.poll()
 
+    def ask_to_end(self) -> None:
+        """If it runs."""
+        if self.process is not None and self.is_running:
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """With whatever it has started, if it runs."""
+        if self.process is not None and self.is_running:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def end(self, deadline: float) -> None:
         """Asked to end before, it is killed if it does not."""
         if self.process is None:
@@ -102,7 +112,7 @@ class Child:
         try:
             self.exit_code = self.process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.kill()
             self.exit_code = self.process.wait()
         if self.exit_code == 0:
             self.last_words = ""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from seedrl.config import LearnerConfig, modules_of
+from seedrl.config import LearnerConfig, modules_of, serving_ranks
 from seedrl.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.launching.children import Child, Crashes, Process, signal_of, start_module
@@ -20,6 +20,7 @@ from seedrl.rundir import RunDirectory
 from seedrl.status import DRAINED
 
 POLL_SECONDS = 0.1
+FOLLOW_SECONDS = 1.0  # between looks at how many actors the learner could use
 GOODBYE_SECONDS = 20.0
 STOP_SECONDS = 25.0  # from a signal to the learner's end; it is killed if it takes longer
 RETURN_SECONDS = 5.0  # from an actor's good end to its return, should the learner outlive it
@@ -49,6 +50,8 @@ class Supervisor:
         self._listen = _with_a_port(config.listen)
         self._learner = Child(LEARNER, self._start_learner)
         self._actors: dict[int, Child] = {}
+        self._released: dict[int, float] = {}  # actors that the learner has no use for, and when they have to be gone
+        self._followed = 0.0  # when it was last looked how many it could use
         self._learner_pids: set[int] = set()  # of all learners started here
         self._state: tuple[State, str] | None = None  # of the run while it has no learner to tell
         self._is_noted = False
@@ -62,8 +65,7 @@ class Supervisor:
             try:
                 self._learner.start()
                 for number in range(self._config.actors.count):
-                    self._actors[number] = Child(f"actor-{number}", partial(self._start_actor, number))
-                    self._actors[number].start()
+                    self._add_actor(number)
                 code = self._supervise()
             except SeedrlError as error:
                 self._state = (State.FAILED, str(error))
@@ -84,6 +86,7 @@ class Supervisor:
             for number, actor in self._actors.items():
                 if (actor_code := actor.ended()) is not None:
                     self._consider_restart(number, actor, actor_code)
+            self._follow_demand()
             for child in self._children():
                 if child.start_if_due():
                     self._is_noted = False
@@ -139,6 +142,9 @@ class Supervisor:
         """Restarts a crashed actor after a while; gives up on one that cannot work."""
         words = self._last_words(number)
         self._note_end(actor, code, words)
+        if number in self._released:
+            actor.start_in(math.inf)
+            return
         if code == 0:  # it was told that training is over; if not, the learner is still there in a while
             actor.start_in(math.inf if words.endswith(DRAINED) else RETURN_SECONDS)
             return
@@ -157,6 +163,50 @@ class Supervisor:
     def _last_words(self, number: int) -> str:
         lines = self._log(number).read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
+
+    # More actors, or fewer.
+
+    def _add_actor(self, number: int) -> None:
+        self._released.pop(number, None)
+        if number not in self._actors:
+            self._actors[number] = Child(f"actor-{number}", partial(self._start_actor, number))
+        self._actors[number].start()
+        self._is_noted = False
+
+    def _follow_demand(self) -> None:
+        """Starts actors that the learner could use and ends those it could do without, the newest first."""
+        now, most = time.monotonic(), self._config.actors.at_most
+        if not most or now < self._followed + FOLLOW_SECONDS:
+            return
+        self._followed = now
+        for number in [number for number, deadline in self._released.items() if now > deadline]:
+            self._actors[number].kill()
+        wanted = self._wanted_actors()
+        kept = sorted(self._actors.keys() - self._released.keys())
+        leaving = {number for number in self._released if not self._actors[number].is_due}
+        more = sorted(set(range(most)) - {*kept, *leaving})[: max(0, wanted - len(kept))]
+        if more:
+            print(f"the learner could use {wanted} actors: starting {_names(more)}", file=sys.stderr)
+        for number in more:
+            self._add_actor(number)
+        if fewer := kept[wanted:]:
+            print(f"the learner can do with {wanted}: ending {_names(fewer)}", file=sys.stderr)
+        for number in fewer:
+            self._release(number, now + GOODBYE_SECONDS)
+
+    def _wanted_actors(self) -> int:
+        """As many as there are to be while no learner of ours can tell."""
+        actors, context = self._config.actors, self._context.read_or_new()
+        if self._signalled_at or context.state is not State.RUNNING or not self._is_ours(context):
+            return len(self._actors.keys() - self._released.keys())
+        return min(max(context.desired_actors * serving_ranks(self._config), actors.count), actors.at_most)
+
+    def _release(self, number: int, deadline: float) -> None:
+        self._released[number] = deadline
+        actor = self._actors[number]
+        if actor.is_due:  # it has crashed
+            actor.start_in(math.inf)
+        actor.ask_to_end()
 
     # The processes.
 
@@ -196,8 +246,7 @@ class Supervisor:
         """Whoever is still there is asked to end, and killed if it does not."""
         deadline = time.monotonic() + GOODBYE_SECONDS
         for child in self._children():
-            if child.process is not None and child.is_running:
-                child.process.terminate()
+            child.ask_to_end()
         for child in self._children():
             child.end(deadline)
         self._is_noted = False
@@ -241,6 +290,10 @@ def start_actor(config: LearnerConfig, address: str, name: str, log: Path) -> Pr
     ]
     with log.open("ab") as out:
         return start_module("envs_server", *settings, stdout=out, stderr=out)
+
+
+def _names(actors: Sequence[int]) -> str:
+    return ", ".join(f"actor-{number}" for number in actors)
 
 
 def _waiting(context: Context) -> str:

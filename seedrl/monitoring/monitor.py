@@ -15,6 +15,7 @@ from seedrl import __version__
 from seedrl.config import LearnerConfig
 from seedrl.exposure import exposures
 from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
+from seedrl.monitoring.demand import Demand
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.endpoint import Endpoint, Page
 from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
@@ -51,6 +52,7 @@ class Monitor:
         sessions: SessionTable,
         batcher: Batcher[Request],
         say: Callable[[str], None],
+        desired_before: int = 0,  # actors, by the process before this one
     ) -> None:
         self._config = config
         self._run_dir = str(run_directory.path)
@@ -64,6 +66,7 @@ class Monitor:
         self._looks: deque[Totals] = deque(maxlen=LOOKS)
         self._row: Row = {}
         self._verdict = Verdict()
+        self._demand = Demand(config, desired_before)
         self._sampler: Sampler | None = None
         self._state = LearnerState(
             build_info={
@@ -108,6 +111,7 @@ class Monitor:
             "store_fill": self._store.ready / self._store.capacity,
             "bottleneck": self._verdict.bottleneck,
         }
+        row["desired_actors"] = self._demand.look(row, self._verdict.bottleneck)
         self._looks.append(now)
         if is_last or now["time"] - self._written >= (ROW_SECONDS if now["time"] > EARLY_SECONDS else 0.0):
             self._written = now["time"]
@@ -126,6 +130,11 @@ class Monitor:
             write_card(self._metrics_file.parent)
 
     # For any thread.
+
+    @property
+    def desired_actors(self) -> int:
+        """That the learner could use."""
+        return self._demand.desired
 
     @property
     def state(self) -> str:
@@ -197,7 +206,7 @@ class Monitor:
         state.frames = self._serving.env_steps * config.env.frame_skip
         state.return_mean = math.nan if mean is None else mean
         state.eval_return_mean = math.nan if eval_mean is None else eval_mean
-        state.sessions_open = len(status.actors)
+        state.sessions_open, state.desired_actors = len(status.actors), self.desired_actors
         state.slots_taken, state.slots_limit = self._sessions.slots_taken, config.serving.max_slots
         state.waiting_rows, state.batch_rows_limit = self._batcher.waiting_rows, config.serving.max_rows
         state.checkpoint_interval_seconds = config.checkpoint.seconds

@@ -396,9 +396,10 @@ PANELS = (
     Panel(
         "Actors",
         ACTORS,
-        "Connected right now.",
+        "Connected right now, and how many the learner could use, from how long it waits and they are held back. "
+        "Whoever follows the latter starts and ends actors between actors.count and actors.at_most.",
         Unit.number,
-        (("seedrl_sessions_open", "connected"),),
+        (("seedrl_sessions_open", "connected"), ("seedrl_desired_actors", "could be used")),
     ),
     Panel(
         "Coming and going",

@@ -56,12 +56,15 @@ def test_pages_of_a_running_learner_show_that_it_runs(running: RunningLearner) -
     text = get(address, "/metrics")[1]
     assert metric(text, "seedrl_env_steps_total") > 0
     assert metric(text, "seedrl_sessions_open") == 2
+    assert metric(text, "seedrl_desired_actors") == 1
     assert metric(text, "seedrl_slots_taken") == 8
     assert metric(text, "seedrl_ready") == 1
     assert get(address, "/healthz") == (200, "alive\n")
     assert get(address, "/readyz") == (200, "running\n")
     assert json.loads(get(address, "/status.json")[1])["state"] == "running"
-    assert json.loads(get(address, "/history.json")[1])["rows"][-1]["env_steps"] > 0
+    newest = json.loads(get(address, "/history.json")[1])["rows"][-1]
+    assert newest["env_steps"] > 0
+    assert newest["desired_actors"] == 1
     assert "<html" in get(address, "/")[1]
 
 
