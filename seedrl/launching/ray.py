@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -53,12 +53,12 @@ def run_on_ray(config: RunConfig, overrides: Sequence[str]) -> None:
     """Returns when training is over; exits after a signal, or with the learner's code if it failed."""
     check(config)
     with _connected(config.launch.address):
-        nodes = _alive()
-        _refuse_exposure(config, {node["NodeManagerAddress"] for node in nodes})
-        decided = layout(config, place(config, [_as_node(node) for node in nodes]))
+        nodes = alive()
+        refuse_exposure(config, {node["NodeManagerAddress"] for node in nodes})
+        decided = layout(config, place(config, [as_node(node) for node in nodes]))
         run = RunDirectory.prepare(config)
         job = RayJob(config, overrides, run.path.resolve())
-        with _reserved(decided, config, job) as group:
+        with reserved(decided, config.launch.name, lambda: job.is_interrupted) as group:
             code = job.run(decided, group)
     if code or job.is_interrupted:  # the latter ends a multirun, too
         raise SystemExit(code if code >= 0 else 128 - code)
@@ -83,11 +83,11 @@ def _connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _alive() -> list[dict[str, Any]]:
+def alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _as_node(node: dict[str, Any]) -> Node:
+def as_node(node: dict[str, Any]) -> Node:
     """What it has in all: Ray queues a job that has to wait for others to end."""
     resources = node["Resources"]
     return Node(
@@ -104,7 +104,7 @@ def _name_of(node: dict[str, Any]) -> str:
     return f"{node['NodeName']}-{node['NodeID'][:6]}"
 
 
-def _refuse_exposure(config: RunConfig, addresses: set[str]) -> None:
+def refuse_exposure(config: RunConfig, addresses: set[str]) -> None:
     """What the learner and its actors would refuse later, wherever Ray puts them."""
     if len(addresses) == 1:
         return
@@ -118,17 +118,17 @@ def _refuse_exposure(config: RunConfig, addresses: set[str]) -> None:
 
 
 @contextlib.contextmanager
-def _reserved(decided: Layout, config: RunConfig, job: "RayJob") -> Iterator[PlacementGroup]:
+def reserved(decided: Layout, name: str, is_called_off: Callable[[], bool]) -> Iterator[PlacementGroup]:
     """Room for all processes at once; waits until the cluster has it."""
     group = placement_group(
         [bundle.resources for bundle in decided.bundles],
         strategy=decided.strategy,
-        name=config.launch.name,
+        name=name,
         bundle_label_selector=[bundle.labels for bundle in decided.bundles],
     )
     try:
         began, is_told = time.monotonic(), False
-        while not group.wait(POLL_SECONDS) and not job.is_interrupted:
+        while not group.wait(POLL_SECONDS) and not is_called_off():
             if not is_told and time.monotonic() > began + PATIENCE_SECONDS:
                 _say("ray: the cluster is large enough, but others use it; waiting for room")
                 is_told = True
@@ -152,6 +152,7 @@ class Hosted:
     ports: list[int] = field(default_factory=list)  # asked for
     pending: Any = None  # an arrival, or the words of a process
     is_running: bool = False
+    is_over: bool = False  # a rank: it has ended for good
     address: str = ""  # an actor's learner
     is_moving: bool = False  # to another learner
     due: float = 0.0  # not to be started before
@@ -172,7 +173,8 @@ class Hosted:
 
     @property
     def can_start(self) -> bool:
-        return self.arrival is not None and not self.is_running and time.monotonic() >= self.due
+        is_idle = self.arrival is not None and not self.is_running and not self.is_over
+        return is_idle and time.monotonic() >= self.due
 
     def stop(self) -> None:
         if self.is_running:
@@ -187,7 +189,7 @@ class RayJob:
         self._overrides = overrides
         self._run_directory = str(run_directory)
         self._directory = os.getcwd()
-        self._is_one_machine = len({node["NodeManagerAddress"] for node in _alive()}) == 1
+        self._is_one_machine = len({node["NodeManagerAddress"] for node in alive()}) == 1
         self._ranks: list[Hosted] = []
         self._actors: list[Hosted] = []
         self._endpoints: list[str] = []  # of the ranks that run; none while they do not
@@ -235,6 +237,7 @@ class RayJob:
                 num_gpus=needed.get("GPU", 0),
                 memory=needed.get("memory"),
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+                name=hosted.name,  # as Ray shows it to people
                 max_restarts=limit,
                 max_concurrency=3,  # it can be asked to stop while it runs something
                 runtime_env={"env_vars": variables(self._config.launch, role, {})},  # over its machine's own
@@ -243,7 +246,7 @@ class RayJob:
         )
 
     def _show(self, decided: Layout, group: PlacementGroup) -> None:
-        names = {node["NodeID"]: _name_of(node) for node in _alive()}
+        names = {node["NodeID"]: _name_of(node) for node in alive()}
         nodes = placement_group_table(group).get("bundles_to_node_id", {})
         placed = [
             (names.get(nodes.get(index, ""), "a new node"), Hosted(where, None).name)
@@ -323,7 +326,7 @@ class RayJob:
         node = next(node for node in ray.nodes() if node["NodeID"] == arrival.node)
         hosted.node, hosted.host = _name_of(node), node["NodeManagerAddress"]
         if before:
-            _say(f"ray: {hosted.name} is back after {time.monotonic() - hosted.gone:.1f} s, on {hosted.node}")
+            _say(f"ray: {hosted.name} is back on {hosted.node}, {time.monotonic() - hosted.gone:.1f} s later")
         if hosted.is_learner and hosted.place.number == 0 and before not in ("", hosted.node):
             self._tell_if_lost(hosted, arrival)
         hosted.gone = 0.0
@@ -369,8 +372,8 @@ class RayJob:
             self._actor_ended(hosted, code)
 
     def _rank_ended(self, rank: Hosted, code: int) -> None:
-        rank.due = math.inf
-        if code == 0 or code in HOPELESS or self.is_interrupted:
+        rank.is_over = code == 0 or code in HOPELESS or self.is_interrupted
+        if rank.is_over:
             return
         _say(f"ray: {rank.name} on {rank.node} ended with code {code} ({rank.last_words}); Ray restarts it")
         self._restart(rank)
@@ -380,7 +383,7 @@ class RayJob:
         """None of them can go on alone."""
         self._endpoints = []
         for rank in self._ranks:
-            rank.due = 0.0
+            rank.is_over = False
             if rank is not first and rank.arrival is not None:
                 self._restart(rank)
 
@@ -465,18 +468,16 @@ class RayJob:
         said = {**more, "NODE_NAME": hosted.node}
         run = hosted.handle.run.options(num_returns="streaming")
         hosted.pending = run.remote(module, arguments, said, self._directory, hosted.is_learner)
-        hosted.is_running, hosted.exit_code = True, None
+        hosted.is_running = True
 
     # The end.
 
     def _final_code(self) -> int | None:
-        """Of the learner, once none of its ranks runs or is going to."""
-        if any(rank.is_running for rank in self._ranks):
-            failed = [rank.exit_code for rank in self._ranks if rank.exit_code in HOPELESS]
-            return failed[0] if failed else None
-        if self.is_interrupted or all(rank.exit_code is not None for rank in self._ranks):
-            return next((rank.exit_code for rank in self._ranks if rank.exit_code), 0)
-        return None
+        """Of the learner, once none of its ranks runs or is going to, or one would only fail again."""
+        codes = [rank.exit_code for rank in self._ranks if rank.is_over and rank.exit_code]
+        is_hopeless = any(code in HOPELESS for code in codes)
+        are_over = all(rank.is_over or (self.is_interrupted and not rank.is_running) for rank in self._ranks)
+        return (codes[0] if codes else 0) if are_over or is_hopeless else None
 
     def _forward_signals(self) -> None:
         def note(number: int, _: object) -> None:
