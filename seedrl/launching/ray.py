@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from seedrl.config import RunConfig, SecurityConfig
 from seedrl.errors import ConfigError, SeedrlError
-from seedrl.exposure import check_client_security, check_learner_security, is_local
+from seedrl.exposure import check_client_security, check_learner_security, is_local, is_socket
 from seedrl.launching.bundles import GIB, Layout, layout, resources_of, role_of
 from seedrl.launching.environment import variables
 from seedrl.launching.host import Arrival, Host
@@ -113,8 +113,9 @@ def refuse_exposure(config: RunConfig, addresses: set[str]) -> None:
             f"listen={config.listen} can be reached from one machine, and the cluster has {len(addresses)}"
         )
     for address in sorted(addresses):
-        check_learner_security(replace(config, listen=config.listen or _endpoint(address, 0)))
-        check_client_security(_endpoint(address, 0), _actor_security(config))
+        anywhere = f"{_bracketed(address)}:0"
+        check_learner_security(replace(config, listen=config.listen or anywhere))
+        check_client_security(anywhere, _actor_security(config))
 
 
 @contextlib.contextmanager
@@ -313,7 +314,7 @@ class RayJob:
         hosted.pending = hosted.handle.arrive.options(max_task_retries=-1).remote(hosted.ports, self._run_directory)
 
     def _port_of(self, rank: Hosted) -> int:
-        """0 for any. Ranks may share a machine."""
+        """0 for any."""
         port = self._config.listen.rpartition(":")[2]
         return int(port) + rank.place.number if port.isdecimal() and int(port) else 0
 
@@ -417,41 +418,50 @@ class RayJob:
                     self._start_actor(actor)
 
     def _start_ranks(self) -> None:
-        """All at once; whoever of the actors has another address for its learner moves."""
-        first, listens, self._endpoints = self._ranks[0], [], []
+        """All at once; an actor that has another address for its learner moves."""
+        self._endpoints = [self._listening(rank)[1] for rank in self._serving_ranks]
         for rank in self._ranks:
-            listen, endpoint = self._addresses(rank)
-            listens.append(listen)
-            self._endpoints.append(endpoint)
-        master = {
-            "MASTER_ADDR": "127.0.0.1" if self._is_one_machine else first.host,
-            "MASTER_PORT": str(first.ports[1]),
-        }
-        for number, (rank, listen) in enumerate(zip(self._ranks, listens, strict=True)):
-            beside = [each for each in self._ranks[:number] if each.node == rank.node]
-            identity = {"RANK": str(number), "WORLD_SIZE": str(len(self._ranks)), "LOCAL_RANK": str(len(beside))}
-            settings = [f"run_dir={quoted(self._run_directory)}", f"listen={quoted(listen)}"]
-            self._start(rank, "seedrl", ["learner", *self._overrides, *settings], {**identity, **master})
+            run_directory = f"run_dir={quoted(self._run_directory)}"
+            arguments = ["learner", *self._overrides, run_directory, *self._listening(rank)[0]]
+            self._start(rank, "seedrl", arguments, self._identity(rank))
         for actor in self._actors:
             if actor.is_running and actor.address != self._endpoint_for(actor):
                 actor.is_moving = True
                 actor.stop()
 
-    def _addresses(self, rank: Hosted) -> tuple[str, str]:
-        """What a rank listens on, and where actors find it."""
-        port = rank.ports[0]
-        if not self._config.listen:
-            address = _endpoint("127.0.0.1" if self._is_one_machine else rank.host, port)
-            return address, address
-        if self._config.listen.startswith("unix:"):
-            return self._config.listen, self._config.listen
-        listen = f"{self._config.listen.rpartition(':')[0]}:{port}"
-        return listen, listen if is_local(listen) else _endpoint(rank.host, port)
+    @property
+    def _serving_ranks(self) -> list[Hosted]:
+        return self._ranks[:1] if self._config.ranks.separate else self._ranks
+
+    def _identity(self, rank: Hosted) -> dict[str, str]:
+        """What torchrun would tell a rank."""
+        first, beside = self._ranks[0], [each for each in self._ranks if each.node == rank.node]
+        sees_all = not self._config.launch.learner.gpus  # else Ray shows each its own, and that is number 0
+        return {
+            "RANK": str(rank.place.number),
+            "WORLD_SIZE": str(len(self._ranks)),
+            "LOCAL_RANK": str(beside.index(rank) if sees_all else 0),
+            "LOCAL_WORLD_SIZE": str(len(beside)),
+            "MASTER_ADDR": "127.0.0.1" if self._is_one_machine else first.host,
+            "MASTER_PORT": str(first.ports[1]),
+        }
+
+    def _listening(self, rank: Hosted) -> tuple[list[str], str]:
+        """A rank's settings, and where actors find it: at listen's port plus its number."""
+        listen, number = self._config.listen, rank.place.number
+        if is_socket(listen):
+            return [f"listen={quoted(listen)}"], f"{listen}.{number}" if number else listen
+        port = self._port_of(rank) or rank.ports[0]
+        host = listen.rpartition(":")[0] or _bracketed("127.0.0.1" if self._is_one_machine else rank.host)
+        settings = [f"listen={quoted(f'{host}:{port - number}')}"]
+        if is_local(f"{host}:{port}"):
+            return settings, f"{host}:{port}"
+        return [*settings, f"ranks.advertise={quoted(_bracketed(rank.host))}"], f"{_bracketed(rank.host)}:{port}"
 
     def _endpoint_for(self, actor: Hosted) -> str:
         """A rank of the same machine, if there is one."""
-        near = [number for number, rank in enumerate(self._ranks) if rank.node == actor.node]
-        numbers = near or range(len(self._ranks))
+        near = [number for number, rank in enumerate(self._serving_ranks) if rank.node == actor.node]
+        numbers = near or range(len(self._endpoints))
         return self._endpoints[numbers[actor.place.number % len(numbers)]]
 
     def _start_actor(self, actor: Hosted) -> None:
@@ -531,8 +541,8 @@ def _actor_security(config: RunConfig) -> SecurityConfig:
     )
 
 
-def _endpoint(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _say(words: str) -> None:
