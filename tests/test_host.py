@@ -49,13 +49,15 @@ def test_process_that_is_stopped_gives_its_signal(program: Path) -> None:
     assert list(running) == [-signal.SIGTERM]
 
 
-def test_process_ends_at_once_with_its_host(program: Path) -> None:
+@pytest.mark.parametrize("is_running", [True, False])
+def test_process_ends_at_once_with_its_host(program: Path, is_running: bool) -> None:
+    """Also if the host is killed between fork and exec."""
     (program / "job.py").write_text("import os, signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)")
     code = "from seedrl.launching.host import Host; list(Host('x').run('job', [], {}, '.', True))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=program) as host:
         children = Path(f"/proc/{host.pid}/task/{host.pid}/children")
         child = eventually(lambda: children.read_text().split())[0]
-        eventually(lambda: b"job" in Path(f"/proc/{child}/cmdline").read_bytes())
+        eventually(lambda: not is_running or b"-m\0job" in Path(f"/proc/{child}/cmdline").read_bytes())
         os.kill(host.pid, signal.SIGKILL)
         host.wait()
     eventually(lambda: not Path(f"/proc/{child}").exists())

@@ -119,10 +119,13 @@ def signal_of(code: int) -> str:
 def start_module(module: str, *arguments: str, orphaned: int = signal.SIGTERM, **options: Any) -> Process:
     """A child that gets no signals from the terminal, and this one should this process die."""
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, start_new_session=True, preexec_fn=partial(end_with_parent, orphaned), **options)
+    before = partial(end_with_parent, orphaned, os.getpid())
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=before, **options)
 
 
-def end_with_parent(number: int = signal.SIGTERM) -> None:
+def end_with_parent(number: int = signal.SIGTERM, parent: int = 0) -> None:
     """For preexec_fn: the child gets a signal should this process die, or the thread that started it."""
     if hasattr(LIBC, "prctl"):  # Linux
         LIBC.prctl(PR_SET_PDEATHSIG, number)
+    if parent and os.getppid() != parent:  # it has died before that
+        os._exit(1)
