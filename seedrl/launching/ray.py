@@ -459,10 +459,8 @@ class RayJob:
         return [*settings, f"ranks.advertise={quoted(_bracketed(rank.host))}"], f"{_bracketed(rank.host)}:{port}"
 
     def _endpoint_for(self, actor: Hosted) -> str:
-        """A rank of the same machine, if there is one."""
-        near = [number for number, rank in enumerate(self._serving_ranks) if rank.node == actor.node]
-        numbers = near or range(len(self._endpoints))
-        return self._endpoints[numbers[actor.place.number % len(numbers)]]
+        """Actors go to the ranks in turns: an update needs unrolls of every rank."""
+        return self._endpoints[actor.place.number % len(self._endpoints)]
 
     def _start_actor(self, actor: Hosted) -> None:
         actor.address = self._endpoint_for(actor)
