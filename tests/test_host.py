@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seedrl.config import RunConfig
-from seedrl.errors import ConfigError
 from seedrl.launching.host import Host, free_ports
-from seedrl.launching.ray import refuse_exposure
 from tests.integration.waiting import eventually
 
 PROGRAM = "import os, sys; print('one'); print('two', os.environ['A']); print(os.getcwd()); sys.exit(5)"
@@ -69,26 +66,3 @@ def test_port_that_is_asked_for_is_kept_if_it_is_free() -> None:
         other, another = free_ports([port, 0])
         assert len({port, other, another}) == 3
     assert free_ports([port]) == [port]
-
-
-def test_cluster_of_several_machines_calls_for_tls_and_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("SEEDRL_TOKEN", raising=False)
-    config, two = RunConfig(), {"10.0.0.1", "10.0.0.2"}
-    refuse_exposure(config, {"10.0.0.1"})  # only its own machine reaches it
-    with pytest.raises(ConfigError, match=r"listen=10.0.0.1:0 reaches beyond this machine without TLS .* and a token"):
-        refuse_exposure(config, two)
-    config.security.certificate_file, config.security.key_file = "learner.pem", "learner.key"
-    config.security.token_file = "token"
-    with pytest.raises(ConfigError, match=r"learner=10.0.0.1:0 is beyond this machine, and without TLS"):
-        refuse_exposure(config, two)
-    config.launch.security.ca_file = "ca.pem"
-    refuse_exposure(config, two)
-    config.listen = "127.0.0.1:50051"
-    with pytest.raises(ConfigError, match=r"listen=127.0.0.1:50051 can be reached from one machine, and .* has 2"):
-        refuse_exposure(config, two)
-
-
-def test_cluster_of_several_machines_does_without_if_told_so() -> None:
-    config = RunConfig()
-    config.security.allow_insecure = True
-    refuse_exposure(config, {"10.0.0.1", "10.0.0.2"})
