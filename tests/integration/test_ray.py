@@ -180,10 +180,12 @@ def test_learner_that_is_killed_goes_on_as_often_as_it_may(cluster: Cluster, com
     job = Job(cluster, commands, *ENDLESS, "max_restarts=1")
     before = job.runs("learner", "actor-0")
     job.trains_on()
+    began = time.monotonic()
     os.kill(before["learner"].child, signal.SIGKILL)
     eventually(lambda: job.hosts.get("learner", before["learner"]).restarts == 1)
     after = job.runs("learner", "actor-0")
     job.trains_on()
+    print(f"trains again after {time.monotonic() - began:.1f} s")
     assert "learner: resumed at" in job.process.out
     assert after["actor-0"] == before["actor-0"]
     os.kill(after["learner"].child, signal.SIGKILL)
