@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from seedrl.config import RunConfig
 from seedrl.launching.bundles import resources_of, role_of
-from seedrl.launching.cluster import PATIENCE_SECONDS, name_of, say
+from seedrl.launching.raycluster import PATIENCE_SECONDS, name_of, say
 from seedrl.launching.environment import variables
 from seedrl.launching.host import Arrival, Host
 from seedrl.launching.placement import LEARNER, Place

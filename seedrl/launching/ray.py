@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from seedrl.config import RunConfig
 from seedrl.errors import SeedrlError
 from seedrl.launching.bundles import Layout, layout
-from seedrl.launching.cluster import POLL_SECONDS, addresses, alive, as_node, connected, reserved, say, show
+from seedrl.launching.raycluster import POLL_SECONDS, addresses, alive, as_node, connected, reserved, say, show
 from seedrl.launching.host import Arrival
 from seedrl.launching.hosted import Hosted, News
 from seedrl.launching.local import GOODBYE_SECONDS, HOPELESS, RETURN_SECONDS, STOP_SECONDS, quoted

@@ -17,7 +17,7 @@ from ray.util.placement_group import placement_group_table
 
 from seedrl.commands import compose
 from seedrl.launching.bundles import layout
-from seedrl.launching.cluster import alive, as_node, reserved
+from seedrl.launching.raycluster import alive, as_node, reserved
 from seedrl.launching.placement import place
 from tests.integration.processes import Commands, Process, saved_steps, summary_of
 from tests.integration.waiting import eventually
