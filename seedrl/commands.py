@@ -59,8 +59,10 @@ def carry_out(config: RunConfig, overrides: Sequence[str]) -> None:
 
         Supervisor(config, for_learner).run()
     elif config.launch.engine is Engine.ray:
-        from seedrl.launching.ray import run_on_ray
-
+        try:
+            from seedrl.launching.ray import run_on_ray
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"launch=ray needs one package more: pip install 'seedrl[ray]' ({error})") from error
         run_on_ray(config, for_learner)
     else:
         rest = [each for each in overrides if each != "launch=kubernetes"]

@@ -256,7 +256,8 @@ class LaunchConfig:
     )
     per_node: int = key(0, "actors on one machine, with placement per_node; no more fit there")
     env: dict[str, str] = key({}, "environment variables of every process")
-    address: str = key("", "ray: HOST:PORT of a cluster; empty for a new one on this machine")
+    address: str = key("", "ray: HOST:PORT of a cluster, or auto; empty for a new one on this machine")
+    security: SecurityConfig = group(SecurityConfig)  # ray: of actors, which may be on other machines than the learner
     image: str = key("seedrl", "kubernetes: image without the ending -learner or -actor, and its tag after a colon")
     namespace: str = key("default", "kubernetes: namespace")
     storage_gb: float = key(10.0, "kubernetes: GiB of the claim for the run directory")

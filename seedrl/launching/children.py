@@ -8,10 +8,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 CRASH_SECONDS = 600.0  # crashes longer ago are forgotten
 PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)  # before any fork: a child of a process with threads must not load anything
 
 Process = subprocess.Popen[bytes]
 
@@ -124,14 +126,16 @@ def signal_of(code: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else ""
 
 
-def start_module(module: str, *arguments: str, **options: Any) -> Process:
-    """A child that gets no signals from the terminal, and SIGTERM should this process die."""
+def start_module(module: str, *arguments: str, orphaned: int = signal.SIGTERM, **options: Any) -> Process:
+    """A child that gets no signals from the terminal, and this one should this process die."""
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent, **options)
+    before = partial(end_with_parent, orphaned, os.getpid())
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=before, **options)
 
 
-def end_with_parent() -> None:
-    """For preexec_fn: the child gets SIGTERM should this process die."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):  # Linux
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_parent(number: int = signal.SIGTERM, parent: int = 0) -> None:
+    """For preexec_fn: the child gets a signal should this process die, or the thread that started it."""
+    if hasattr(LIBC, "prctl"):  # Linux
+        LIBC.prctl(PR_SET_PDEATHSIG, number)
+    if parent and os.getppid() != parent:  # it has died before that
+        os._exit(1)

@@ -214,7 +214,7 @@ class Supervisor:
         where = {"run_dir": str(self._run.path), "listen": self._listen or self._address}
         if self._listen:
             where["socket"] = self._address
-        settings = [f"{key}={_quoted(value)}" for key, value in where.items()]
+        settings = [f"{key}={quoted(value)}" for key, value in where.items()]
         process = start_module("seedrl", "learner", *self._overrides, *settings)
         self._learner_pids.add(process.pid)
         self._state = None
@@ -281,15 +281,20 @@ class Supervisor:
 
 def start_actor(config: LearnerConfig, address: str, name: str, log: Path) -> Process:
     """An actor of this machine for a learner at this address; what it prints goes into the log."""
-    settings = [
-        f"learner={_quoted(address)}",
+    settings = actor_settings(config, address, name)
+    with log.open("ab") as out:
+        return start_module("envs_server", *settings, stdout=out, stderr=out)
+
+
+def actor_settings(config: LearnerConfig, address: str, name: str) -> list[str]:
+    """What an actor is told by whoever starts it; the learner tells it the rest."""
+    return [
+        f"learner={quoted(address)}",
         f"name={name}",
         f"threads={config.actors.threads}",
         f"modules=[{','.join(modules_of(config.env.id, config.env.wrappers))}]",
-        f"security.token_file={_quoted(config.security.token_file)}",  # SEEDRL_TOKEN is inherited
+        f"security.token_file={quoted(config.security.token_file)}",  # SEEDRL_TOKEN is inherited
     ]
-    with log.open("ab") as out:
-        return start_module("envs_server", *settings, stdout=out, stderr=out)
 
 
 def _names(actors: Sequence[int]) -> str:
@@ -313,7 +318,7 @@ def _with_a_port(listen: str) -> str:
         return f"{host}:{probe.getsockname()[1]}"
 
 
-def _quoted(value: str) -> str:
+def quoted(value: str) -> str:
     """As Hydra's grammar wants a string that may hold commas, spaces or equal signs."""
     escaped = value.replace("'", "\\'")
     return f"'{escaped}'"

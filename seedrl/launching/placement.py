@@ -32,6 +32,11 @@ class Place(NamedTuple):
     number: int  # of a rank, or of an actor
     node: str
 
+    @property
+    def name(self) -> str:
+        """A learner of one rank has no number."""
+        return LEARNER if (self.role, self.number) == (LEARNER, 0) else f"{self.role}-{self.number}"
+
 
 @dataclass
 class _Room:

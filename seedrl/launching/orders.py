@@ -1,0 +1,85 @@
+"""What the processes of a job on several machines are told: addresses, who they are, whom to trust. Imports no Ray."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from seedrl.config import RunConfig, SecurityConfig
+from seedrl.errors import ConfigError
+from seedrl.exposure import check_client_security, check_learner_security, is_local, is_socket
+from seedrl.launching.local import actor_settings, quoted
+
+HERE = "127.0.0.1"
+
+
+class RankPlace(NamedTuple):
+    """Where a rank is."""
+
+    number: int
+    node: str
+    address: str  # of that machine
+    port: int  # a free one there, to listen on
+    meeting_port: int  # another, for all ranks to meet at if this is the first
+
+
+def refuse_exposure(config: RunConfig, addresses: set[str]) -> None:
+    """What the learner and its actors would refuse later, wherever they are put."""
+    if len(addresses) == 1:
+        return
+    if config.listen and is_local(config.listen):
+        raise ConfigError(
+            f"listen={config.listen} can be reached from one machine, and the cluster has {len(addresses)}"
+        )
+    for address in sorted(addresses):
+        anywhere = f"{_bracketed(address)}:0"
+        check_learner_security(replace(config, listen=config.listen or anywhere))
+        check_client_security(anywhere, _actor_security(config))
+
+
+def identity_of(config: RunConfig, rank: RankPlace, ranks: Sequence[RankPlace], is_one_machine: bool) -> dict[str, str]:
+    """Variables: what torchrun would tell a rank."""
+    beside = [each for each in ranks if each.node == rank.node]
+    sees_all = not config.launch.learner.gpus  # else the engine shows each its own, and that is number 0
+    return {
+        "RANK": str(rank.number),
+        "WORLD_SIZE": str(len(ranks)),
+        "LOCAL_RANK": str(beside.index(rank) if sees_all else 0),
+        "LOCAL_WORLD_SIZE": str(len(beside)),
+        "MASTER_ADDR": HERE if is_one_machine else ranks[0].address,
+        "MASTER_PORT": str(ranks[0].meeting_port),
+    }
+
+
+def listening(config: RunConfig, rank: RankPlace, is_one_machine: bool) -> tuple[list[str], str]:
+    """A rank's settings, and where actors find it: at listen's port plus its number."""
+    listen, number = config.listen, rank.number
+    if is_socket(listen):
+        return [f"listen={quoted(listen)}"], f"{listen}.{number}" if number else listen
+    host, _, first = listen.rpartition(":")
+    host = host or (HERE if is_one_machine else _bracketed(rank.address))
+    port = int(first) + number if int(first or 0) else rank.port
+    settings = [f"listen={quoted(f'{host}:{port - number}')}"]
+    if is_local(f"{host}:{port}"):
+        return settings, f"{host}:{port}"
+    address = _bracketed(rank.address)
+    return [*settings, f"ranks.advertise={quoted(address)}"], f"{address}:{port}"
+
+
+def actor_orders(config: RunConfig, learner: str, name: str) -> list[str]:
+    """The settings of an actor for a learner at this address."""
+    security = vars(_actor_security(config))
+    files = [f"security.{key}={quoted(value)}" for key, value in security.items() if isinstance(value, str)]
+    return [*actor_settings(config, learner, name), *files, f"security.allow_insecure={security['allow_insecure']}"]
+
+
+def _actor_security(config: RunConfig) -> SecurityConfig:
+    given = config.launch.security
+    return replace(
+        given,
+        token_file=given.token_file or config.security.token_file,
+        allow_insecure=given.allow_insecure or config.security.allow_insecure,
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
