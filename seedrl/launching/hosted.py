@@ -12,10 +12,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from seedrl.config import RunConfig
 from seedrl.launching.bundles import resources_of, role_of
-from seedrl.launching.raycluster import PATIENCE_SECONDS, name_of, say
 from seedrl.launching.environment import variables
 from seedrl.launching.host import Arrival, Host
 from seedrl.launching.placement import LEARNER, Place
+from seedrl.launching.raycluster import PATIENCE_SECONDS, name_of, say
 
 News = str | int | Arrival | RayActorError  # it said something, it ended, its host is there, its host is gone
 

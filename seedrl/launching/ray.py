@@ -18,12 +18,12 @@ from ray.util.placement_group import PlacementGroup
 from seedrl.config import RunConfig
 from seedrl.errors import SeedrlError
 from seedrl.launching.bundles import Layout, layout
-from seedrl.launching.raycluster import POLL_SECONDS, addresses, alive, as_node, connected, reserved, say, show
 from seedrl.launching.host import Arrival
 from seedrl.launching.hosted import Hosted, News
 from seedrl.launching.local import GOODBYE_SECONDS, HOPELESS, RETURN_SECONDS, STOP_SECONDS, quoted
 from seedrl.launching.orders import RankPlace, actor_orders, identity_of, listening, refuse_exposure
 from seedrl.launching.placement import place
+from seedrl.launching.raycluster import POLL_SECONDS, addresses, alive, as_node, connected, reserved, say, show
 from seedrl.rules import check
 from seedrl.rundir import RunDirectory
 from seedrl.status import DRAINED

@@ -17,8 +17,8 @@ from ray.util.placement_group import placement_group_table
 
 from seedrl.commands import compose
 from seedrl.launching.bundles import layout
-from seedrl.launching.raycluster import alive, as_node, reserved
 from seedrl.launching.placement import place
+from seedrl.launching.raycluster import alive, as_node, reserved
 from tests.integration.processes import Commands, Process, saved_steps, summary_of
 from tests.integration.waiting import eventually
 
