@@ -40,7 +40,9 @@ from seedrl.config import (
     StatusConfig,
 )
 from seedrl.errors import ConfigError, SeedrlError
+from seedrl.identity import identity
 from seedrl.rules import check
+from seedrl.shard import shard_of
 from seedrl.wire.address import refuse_if_taken
 
 
@@ -65,13 +67,15 @@ def carry_out(config: RunConfig, overrides: Sequence[str]) -> None:
 
 
 def _learner(config: LearnerConfig) -> None:
+    who = identity("learner")
     check(config)  # before torch is imported: that takes seconds
+    config = shard_of(config, who)
     refuse_if_taken(config.listen)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in our own words
     from seedrl.service import run_learner
 
-    run_learner(config)
+    run_learner(config, who)
 
 
 def _actor(config: ActorConfig) -> None:
@@ -253,7 +257,7 @@ def _errors_in_words(name: str) -> Iterator[None]:
     try:
         yield
     except SeedrlError as error:
-        print(f"seedrl {name}: {error}", file=sys.stderr)
+        print(f"seedrl {identity(name)}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from error
 
 

@@ -20,12 +20,19 @@ with warnings.catch_warnings():
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 
-def choose_device(wanted: Device) -> torch.device:
+def choose_device(wanted: Device, local_rank: int = 0) -> torch.device:
+    """Each rank of a machine has an accelerator of its own."""
     if wanted is Device.cpu or (wanted is Device.auto and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch sees no CUDA device here; set device=cpu")
-    return torch.device("cuda")
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"local rank {local_rank} needs a CUDA device of its own and there are {torch.cuda.device_count()} here; "
+            "start fewer ranks on this machine, or set device=cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
 
 
 def free_bytes(device: torch.device) -> int | None:

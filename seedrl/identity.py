@@ -13,6 +13,7 @@ class Identity(NamedTuple):
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0  # among the ranks of its machine
+    local_world_size: int = 1  # how many those are
     node: str = ""
 
     @property
@@ -24,6 +25,9 @@ class Identity(NamedTuple):
         return self.role if self.world_size == 1 else f"{self.role} rank {self.rank}/{self.world_size} on {self.node}"
 
 
+ALONE = Identity("learner")
+
+
 def identity(role: str, environment: Mapping[str, str] = os.environ) -> Identity:
     """NODE_NAME is what our manifests set; elsewhere a machine's name is its node's."""
     return Identity(
@@ -31,5 +35,6 @@ def identity(role: str, environment: Mapping[str, str] = os.environ) -> Identity
         rank=int(environment.get("RANK", 0)),
         world_size=int(environment.get("WORLD_SIZE", 1)),
         local_rank=int(environment.get("LOCAL_RANK", 0)),
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", 1)),
         node=environment.get("NODE_NAME", "") or socket.gethostname(),
     )

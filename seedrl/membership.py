@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from seedrl.context import LEARNER, Context, ContextFile, Member, State
+from seedrl.learning.agreement import Progress
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.serving.sessions import Session, SessionTable
 
@@ -27,12 +28,15 @@ class Membership:
         serving: ServingMetrics,
         learning: LearningMetrics,
         newest_checkpoint: Callable[[], str],
+        progress: Callable[[], Progress | None] = lambda: None,
     ) -> None:
+        """`progress` is that of all ranks, if this one writes it down."""
         self._file = file
         self._sessions = sessions
         self._serving = serving
         self._learning = learning
         self._newest_checkpoint = newest_checkpoint
+        self._progress = progress
         self._state = State.INIT
         self._reason = ""
         self._written = float("-inf")
@@ -81,10 +85,11 @@ class Membership:
         self._note_gone(context, streaming)
 
     def _counters(self) -> dict[str, int]:
+        counted = self._progress() or self._serving
         return {
-            "env_steps": self._serving.env_steps,
+            "env_steps": counted.env_steps,
             "updates": self._learning.updates,
-            "episodes": self._serving.episodes,
+            "episodes": counted.episodes,
         }
 
     def _streaming(self, before: Member, session: Session) -> Member:

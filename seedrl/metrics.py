@@ -257,7 +257,7 @@ class LearnerState:
     """Read off the parts of the learner whenever somebody looks. Written by the thread of the endpoint."""
 
     build_info: dict[str, str] = info("Versions: seedrl, python, torch, grpcio")
-    run_info: dict[str, str] = info("What runs: env, model, device, run directory")
+    run_info: dict[str, str] = info("What runs: env, model, device, run directory; and as which role, rank and node")
     ready: float = gauge("1 while actors are served")
     insecure: float = gauge("1 if something is served beyond this machine without TLS and token, as was allowed")
     frames: int = counter("Simulator frames: env_steps times env.frame_skip")

@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "seedrl",
         "seedrl.config",
+        "seedrl.identity",
         "seedrl.exposure",
         "seedrl.rules",
         "seedrl.errors",
@@ -53,8 +54,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("seedrl.monitoring", "seedrl.rundir", "seedrl.context", "seedrl.membership", "seedrl.stopping"),
         *("seedrl.summary", "seedrl.progress", "seedrl.budget", "seedrl.snapshot", "seedrl.saving"),
-        *("seedrl.service", "seedrl.launching", "seedrl.identity", "seedrl.certs", "seedrl.trained"),
-        *("seedrl.deployment", "seedrl.evaluate", "seedrl.serve", "seedrl.control"),
+        *("seedrl.service", "seedrl.launching", "seedrl.certs", "seedrl.trained"),
+        *("seedrl.deployment", "seedrl.evaluate", "seedrl.serve", "seedrl.control", "seedrl.shard", "seedrl.rounds"),
+        "seedrl.counts",
     ),
     ("seedrl.commands", "seedrl.job"),
     ("seedrl.__main__", "envs_server.__main__"),

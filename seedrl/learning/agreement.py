@@ -1,7 +1,7 @@
 """A round of agreement: what every rank says, and what follows from it for all of them alike.
 
-Knows nothing of how it travels. Ranks have rounds all the time, so that none is ever left alone in a collective step: an
-update is one only after all have said that they have a train batch, and the end is one only after somebody wanted it.
+Knows nothing of how it travels. Ranks have rounds all the time, so that none is ever left alone in a collective step:
+there is an update only after all have said that they have a train batch, and an end only after one has asked for it.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """The learner processes that train one model together, and how they talk: by torch.distributed, started by torchrun.
 
-Knows nothing of what is said or trained. One rank alone has no group and touches nothing of torch.distributed. Nothing is
-pickled: words travel as JSON.
+Knows nothing of what is said or trained. One rank alone has no group and touches nothing of torch.distributed. Nothing
+is pickled: words travel as JSON.
 
-Whatever is said here is said by *all* ranks, in the same order, in one thread at a time. If another rank is gone, or says
-nothing for `ranks.timeout` seconds, that ends in RankLost.
+Whatever is said here is said by *all* ranks, in the same order, in one thread at a time. If another rank is gone, or
+says nothing for `ranks.timeout` seconds, that ends in RankLost.
 """
 
 import json
@@ -18,10 +18,9 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seedrl.errors import RankLost
-from seedrl.identity import Identity
+from seedrl.identity import ALONE, Identity
 
 Words = TypeVar("Words")  # JSON
-ALONE = Identity("learner")
 
 
 class Ranks:

@@ -1,0 +1,64 @@
+"""The settings of one rank: where it serves, writes and speaks, so that several of them are in nobody's way.
+
+A *shard* is a rank, its endpoint and the actors there. Knows nothing of how ranks talk to each other.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from seedrl.config import Display, LearnerConfig, ReportConfig, available_cores
+from seedrl.errors import require
+from seedrl.identity import Identity
+from seedrl.wire.address import UNIX, address_of
+
+
+def shard_of(config: LearnerConfig, identity: Identity) -> LearnerConfig:
+    """What this rank makes of the settings of all. Raises ConfigError if there are not as many ranks as those say."""
+    require(
+        config.ranks.count == identity.world_size,
+        f"ranks.count={config.ranks.count}, and {identity.world_size} were started; launch=torchrun starts them, and "
+        f"so does torchrun --nproc-per-node={config.ranks.count} -m seedrl learner ranks.count={config.ranks.count} …",
+    )
+    cores = available_cores() // identity.local_world_size
+    shard = replace(config, threads=config.threads or max(1, cores // 2))
+    return shard if identity.is_first else _further(shard, identity.rank)
+
+
+def _further(config: LearnerConfig, rank: int) -> LearnerConfig:
+    """Rank 0 writes and shows what a run has once."""
+    return replace(
+        config,
+        listen=address_of(config.listen, rank),
+        socket=config.socket and address_of(config.socket, rank),
+        metrics=config.metrics if config.metrics in ("", "auto") else address_of(config.metrics, rank),
+        display=config.display if config.display is Display.none else Display.plain,
+        report=ReportConfig(),
+    )
+
+
+def directory_of(run_dir: str, rank: int) -> str:
+    """Of what a rank writes itself: measurements, its context, its log."""
+    return str(Path(run_dir) / "ranks" / str(rank))
+
+
+def advertised(config: LearnerConfig, address: str, rank: int) -> str:
+    """By which address actors find a rank that serves at this one."""
+    advertise = config.ranks.advertise
+    if not advertise:
+        return address
+    host, _, port = advertise.rpartition(":") if _names_a_port(advertise) else (advertise, "", "")
+    if port:
+        return address_of(advertise, rank)
+    return address if address.startswith(UNIX) else f"{host}:{address.rpartition(':')[2]}"
+
+
+def _names_a_port(advertise: str) -> bool:
+    host, colon, port = advertise.rpartition(":")
+    return bool(colon) and port.isdigit() and (":" not in host or host.endswith("]"))
+
+
+def generator_seed(seed: int, rank: int, resumed_at: int) -> int:
+    """Of what a rank draws actions with. Rank 0's is that of a run of one, whose state is part of a checkpoint."""
+    return seed if not rank else int(np.random.SeedSequence([seed, resumed_at, rank]).generate_state(1)[0])
