@@ -41,6 +41,8 @@ from seedrl.config import (
 )
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.identity import identity
+from seedrl.launching.children import end_with_parent
+from seedrl.launching.torchrun import is_under_torchrun, leave_note
 from seedrl.rules import check
 from seedrl.shard import shard_of
 from seedrl.wire.address import refuse_if_taken
@@ -68,6 +70,8 @@ def carry_out(config: RunConfig, overrides: Sequence[str]) -> None:
 
 def _learner(config: LearnerConfig) -> None:
     who = identity("learner")
+    if is_under_torchrun():
+        end_with_parent()
     check(config)  # before torch is imported: that takes seconds
     config = shard_of(config, who)
     refuse_if_taken(config.listen)
@@ -258,6 +262,7 @@ def _errors_in_words(name: str) -> Iterator[None]:
         yield
     except SeedrlError as error:
         print(f"seedrl {identity(name)}: {error}", file=sys.stderr)
+        leave_note(str(error), error.exit_code)
         raise SystemExit(error.exit_code) from error
 
 

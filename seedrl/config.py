@@ -446,6 +446,11 @@ def evaluation_envs(actors: ActorsConfig) -> list[int]:
     return [number * actors.envs // count for number in range(count)]
 
 
+def serving_ranks(config: LearnerConfig) -> int:
+    """Ranks that actors can stream to."""
+    return 1 if config.ranks.separate else config.ranks.count
+
+
 def available_cores() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -77,7 +77,7 @@ class Membership:
         context.state, context.reason = self._state, self._reason
         context.counters, context.resumed_at = self._counters(), self._resumed_at
         context.checkpoint = self._newest_checkpoint()
-        context.update(LEARNER, pid=os.getpid(), incarnation=self._incarnation, seen=time.time())
+        context.update(LEARNER, pid=os.getpid(), parent=os.getppid(), incarnation=self._incarnation, seen=time.time())
         self._streaming_then = set(self._sessions.open)
         streaming = {_name_of(session): session for session in list(self._sessions.open.values())}
         for name, session in streaming.items():

@@ -3,6 +3,7 @@
 Knows nothing of training. One rank alone agrees with itself, at no cost.
 """
 
+import math
 from collections.abc import Callable
 
 from seedrl.config import StopConfig
@@ -10,7 +11,7 @@ from seedrl.learning.agreement import Agreed, Load, Progress, Said
 from seedrl.learning.ranks import Ranks
 from seedrl.metrics import ServingMetrics
 from seedrl.serving.sessions import SessionTable
-from seedrl.stopping import Stop, reached_goal
+from seedrl.stopping import EPISODES, Stop, reached_goal
 
 
 class Rounds:
@@ -69,8 +70,10 @@ class Rounds:
         return Load(slots - self._sessions.slots_taken, slots, round_trip, self.is_open())
 
     def _own_progress(self) -> Progress:
+        """Of the last hundred episodes every rank tells its share."""
         serving = self._serving
-        returns = serving.returns.copy()  # another thread may add to it
+        newest = list(serving.returns.copy())  # another thread may add to it
+        returns = newest[-math.ceil(EPISODES / self._ranks.identity.world_size) :]
         return Progress(serving.env_steps, serving.episodes, sum(returns), len(returns))
 
     def _stop_for(self, rank: int) -> None:

@@ -299,7 +299,7 @@ class LearnerService:
         return summary
 
     def _save_last(self) -> Counts | None:
-        """The threads of this rank have ended, and so do the others'. What all ranks have counted, if this is rank 0."""
+        """The threads of this rank have ended, and so do the others'. Rank 0 learns what all of them have counted."""
         try:
             counts = self._save()
         except RankLost as error:  # the run goes on from the checkpoint before

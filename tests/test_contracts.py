@@ -77,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.serving.inference",
         "seedrl.serving.slots",
         "seedrl.learning",
+        "seedrl.launching.torchrun",
         "seedrl.budget",
         "seedrl.snapshot",
         "seedrl.service",

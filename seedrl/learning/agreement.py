@@ -15,7 +15,7 @@ class Progress(NamedTuple):
 
     env_steps: int = 0
     episodes: int = 0
-    return_sum: float = 0.0  # of the last episodes: up to 100 of each rank
+    return_sum: float = 0.0  # of the last hundred episodes, or of a rank's share of them
     return_count: int = 0
 
     @property

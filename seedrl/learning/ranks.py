@@ -8,6 +8,7 @@ says nothing for `ranks.timeout` seconds, that ends in RankLost.
 """
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -137,7 +138,8 @@ class Ranks:
         `static_graph`: parameters without a gradient are found in the first pass, and always have to be the same.
         Buffers are not its business.
         """
-        with _lost_if_it_fails():
+        with _lost_if_it_fails(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # the name of an argument changes, in versions to come
             return DistributedDataParallel(
                 model, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=True
             )

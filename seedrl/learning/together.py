@@ -46,7 +46,7 @@ class Together:
 
     def backward(self, loss: Tensor) -> None:
         with self._ranks.backward():
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
 
     def agree(self, parts: LossParts, grad_norm: Tensor) -> tuple[LossParts, Tensor]:
         """The same on all ranks: they take a step, or leave it out, together."""
