@@ -292,7 +292,7 @@ class LearnerService:
                 self.run_directory.write_summary(summary)
         self.membership.enter(State.DONE if self.stop.failure is None else State.FAILED, self.stop.reason)
         try:
-            self.monitor.close(summary)
+            self.monitor.close(summary, is_coming_back=isinstance(self.stop.failure, RankLost))
         except Exception as error:  # the run is over and saved: no reason for it to fail
             self.display.say(f"learner: its measurements could not be finished ({error!r})")
         self.run_directory.release()

@@ -1,12 +1,16 @@
 """Several ranks as real processes: k ranks with parts of a train batch do what one does with the whole of it."""
 
+import os
 import subprocess
+import sys
 
 import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from seedrl.errors import RankLost
+from tests.integration.waiting import free_address
 from tests.ranked import CASES, UPDATES, WORLD, joined, train
 from tests.torchrun import torchrun
 
@@ -82,3 +86,22 @@ def test_ranks_average_the_weights_that_each_would_have_reached_alone(seen: dict
     for name in (name for name in alone[0] if name.startswith(last) and "norm" not in name.rpartition("/")[2]):
         mean = (alone[0][name] + alone[1][name]) / 2
         torch.testing.assert_close(seen["local"][0][name], mean.to(alone[0][name].dtype), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["die", "hang"])
+def test_rank_whose_fellow_dies_or_hangs_ends_with_a_reason_and_never_waits_for_ever(fault: str) -> None:
+    port = free_address().rpartition(":")[2]
+    where = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "tests.lost_rank", fault]
+    first, second = (
+        subprocess.Popen(command, env={**where, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    )
+    try:
+        words, _ = first.communicate(timeout=60)
+    finally:
+        second.kill()
+        second.communicate()
+    assert first.returncode == RankLost.exit_code == 9
+    assert "another rank is gone or has said nothing for ranks.timeout seconds (" in words

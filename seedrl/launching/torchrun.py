@@ -10,7 +10,6 @@ Imports torch only where torchrun runs.
 
 import contextlib
 import json
-import logging
 import os
 import sys
 import time
@@ -19,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 NOTE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun wants a failing process to say why
+# Where ranks meet is new with every restart: in a store that outlives them they would find the addresses of the dead
+# (https://github.com/pytorch/pytorch/issues/135712).
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 ENDING_SECONDS = 20  # from asking the ranks to end to killing them
 
 
@@ -47,11 +49,12 @@ def noted_codes(notes: Path) -> set[int]:
 
 def run(ranks: int, restarts: int, notes: Path, settings: Sequence[str]) -> None:
     """Returns when all ranks have ended in order."""
+    os.environ.update(FRESH_STORE)
+    os.environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun: it says which rank has failed, and nothing of signals
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.basicConfig(format="torchrun: %(message)s")
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

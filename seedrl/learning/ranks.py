@@ -8,6 +8,7 @@ says nothing for `ranks.timeout` seconds, that ends in RankLost.
 """
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -164,7 +165,9 @@ def _lost_if_it_fails() -> Iterator[None]:
 
 
 def _lost(error: RuntimeError) -> RankLost:
-    words = str(error).strip().splitlines()[0]
+    words = re.sub(r"^\[\S+\] ", "", str(error).strip().splitlines()[0]).partition(". ")[
+        0
+    ]  # no place in C++, no advice
     return RankLost(f"another rank is gone or has said nothing for ranks.timeout seconds ({words})")
 
 

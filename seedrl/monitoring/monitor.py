@@ -126,12 +126,15 @@ class Monitor:
             self._sinks.write(row)
         return row
 
-    def close(self, summary: Row) -> None:
+    def close(self, summary: Row, is_coming_back: bool = False) -> None:
+        """What takes seconds to draw is left to the end of a run."""
         if self._sampler is not None:
             self.look(is_last=True)
         if self._endpoint is not None:
             self._endpoint.stop()
         self._sinks.close(summary)
+        if is_coming_back:
+            return
         draw_curve(self._metrics_file.parent)
         with contextlib.suppress(Exception):  # a page for people, and whatever keeps it from being written
             write_card(self._metrics_file.parent)
