@@ -234,6 +234,9 @@ class LearningMetrics:
         "included), optimize, publish, checkpoint. A CUDA device works on while the thread is elsewhere",
     )
     policy_lag: Histogram = histogram(UPDATES, "Updates between acting and training, of every step trained on")
+    publish_lag_seconds: Histogram = histogram(
+        SECONDS, "Time from the end of an optimizer step to its weights being served, wherever that is"
+    )
     loss: dict[str, float] = gauges("part", ("total", "policy", "value"), "Parts of the loss, of a recent update")
     entropy: float = gauge("Entropy of the policy, nats")
     kl: float = gauge("KL divergence of the policy trained from the one that acted, nats")

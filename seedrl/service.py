@@ -9,24 +9,25 @@ main        shows progress, handles signals       here
 import contextlib
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from seedrl.actions import Actions
 from seedrl.budget import budget_of, check_budget, check_store
-from seedrl.config import LearnerConfig, store_sizes, torch_threads
+from seedrl.config import LearnerConfig, serving_ranks, store_sizes, torch_threads
 from seedrl.context import ContextFile, State
 from seedrl.counts import Counts, counts_of, joined, restore_counters
 from seedrl.device import after_serving, choose_device, own_stream
 from seedrl.errors import Diverged, Mismatch, RankLost, SeedrlError, ThreadDied
 from seedrl.identity import ALONE, Identity
-from seedrl.learning.agreement import Progress
+from seedrl.learning.agreement import Progress, Said
 from seedrl.learning.learner import Learner
 from seedrl.learning.ranks import Ranks
+from seedrl.learning.separate import TRAINING, Courier
 from seedrl.membership import Membership
 from seedrl.metrics import LearningMetrics, ServingMetrics, Stopwatch
 from seedrl.models.base import core_size_of
@@ -34,9 +35,8 @@ from seedrl.models.build import build_model
 from seedrl.monitoring.monitor import Monitor
 from seedrl.policy import Policy
 from seedrl.progress import ProgressDisplay, closing_words, console
-from seedrl.rounds import Rounds
+from seedrl.rounds import Rounds, load_of, progress_of
 from seedrl.rules import check
-from seedrl.rundir import RunDirectory
 from seedrl.saving import Saver
 from seedrl.serving.front import Front
 from seedrl.serving.sessions import session_seed
@@ -54,6 +54,7 @@ from seedrl.specs import EnvSpec
 from seedrl.stopping import Stop, stop_on_signals
 from seedrl.store import Store
 from seedrl.summary import summarize
+from seedrl.trainer import TrainerService
 from seedrl.v1 import inference_pb2 as pb
 
 POLL_SECONDS = 0.1  # how long a thread waits before it looks whether to stop
@@ -69,7 +70,7 @@ class LearnerService:
         self.device = choose_device(config.device, identity.local_rank)
         self.stop = Stop(on_stop=self._turn_away)
         self.ranks = Ranks.join(identity, self.device, config.ranks.timeout)
-        self.run_directory, config = self._directory(config)
+        self.run_directory, config = directory_of(config, identity.rank, self.ranks.share)
         self.config = config
         self.serving = ServingMetrics()
         self.learning = LearningMetrics()
@@ -90,9 +91,8 @@ class LearnerService:
         if self.checkpoint is not None:
             restore_counters(self.checkpoint.state, self.serving, self.learning, identity.rank)
             self.sessions.agree(spec_of(self.checkpoint))
-        self.rounds = Rounds(
-            self.ranks, self.stop, config.stop, self.serving, self.sessions, is_save_due=lambda: self.saver.is_due
-        )
+        self.rounds = Rounds(self.ranks, self.stop, config.stop, own=self._said)
+        self.own_load = partial(load_of, self.sessions)  # what the other ranks are told of this one's endpoint
         self.monitor = Monitor(
             config,
             self.run_directory,
@@ -138,17 +138,14 @@ class LearnerService:
             self.display.say(closing_words(summary, str(self.run_directory.path)))
         return summary
 
-    def _directory(self, config: LearnerConfig) -> tuple[RunDirectory, LearnerConfig]:
-        """The run's, if this is rank 0; another rank has one of its own, for what it writes itself."""
-        run = RunDirectory.prepare(config) if self.ranks.is_first else None
-        if run is not None:
-            run.claim(config)
-        told = self.ranks.share(str(run.path) if run is not None else "")
-        if run is None:
-            config = replace(config, run_dir=directory_of(told, self.ranks.identity.rank))
-            run = RunDirectory.prepare(config)
-            run.claim(config)
-        return run, config
+    def _said(self) -> Said:
+        """To the other ranks, in a round of agreement."""
+        return Said(
+            is_save_due=self.saver.is_due,
+            knows_spaces=self.sessions.spec.done(),
+            progress=progress_of(self.serving, serving_ranks(self.config)),
+            load=self.own_load(),
+        )
 
     def _log(self) -> Path | None:
         """Where a rank speaks that is not the first; that one has the terminal."""
@@ -218,16 +215,7 @@ class LearnerService:
         generator = torch.Generator(device).manual_seed(generator_seed(config.seed, rank, self.resumed_at))
         policy = Policy(model, version=0)
         self.policy = policy
-        self.learner = Learner(
-            config,
-            model,
-            actions,
-            self.store,
-            policy,
-            self.learning,
-            env_steps=lambda: self.rounds.progress.env_steps,
-            ranks=self.ranks,
-        )
+        self.learner = self._learner(model, actions, policy)
         self.resumable = Resumable(self.learner, generator, spec)
         self.front.build(
             policy,
@@ -244,6 +232,22 @@ class LearnerService:
         self.display.say(
             f"learner: {spec}; {parameters:,} parameters on {device}; {budget} for {config.serving.max_slots} slots "
             f"and {self.store.capacity} finished unrolls"
+        )
+
+    def _learner(self, model: nn.Module, actions: Actions, policy: Policy) -> Learner | Courier:
+        """Or what stands for one, if another rank trains."""
+        config = self.config
+        if config.ranks.separate:
+            return Courier(self.ranks, model, self.store, policy, self.learning, config.algorithm.batch_size)
+        return Learner(
+            config,
+            model,
+            actions,
+            self.store,
+            policy,
+            self.learning,
+            env_steps=lambda: self.rounds.progress.env_steps,
+            ranks=self.ranks,
         )
 
     def _restore(self) -> None:
@@ -384,8 +388,11 @@ class LearnerService:
         return counts
 
 
-def run_learner(config: LearnerConfig, identity: Identity) -> dict[str, Any]:
+def run_learner(config: LearnerConfig, identity: Identity) -> None:
     """`seedrl learner`: serves until done; SIGINT and SIGTERM end it in order, a second one at once."""
+    if config.ranks.separate and identity.rank == TRAINING:
+        TrainerService(config, identity).run()
+        return
     service = LearnerService(config, identity)
     stop_on_signals(service.stop, service.display.say)
-    return service.run()
+    service.run()

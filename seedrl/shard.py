@@ -3,6 +3,7 @@
 A *shard* is a rank, its endpoint and the actors there. Knows nothing of how ranks talk to each other.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 from seedrl.config import Display, LearnerConfig, ReportConfig, available_cores
 from seedrl.errors import require
 from seedrl.identity import Identity
+from seedrl.rundir import RunDirectory
 from seedrl.wire.address import UNIX, address_of
 
 
@@ -38,9 +40,20 @@ def _further(config: LearnerConfig, rank: int) -> LearnerConfig:
     )
 
 
-def directory_of(run_dir: str, rank: int) -> str:
-    """Of what a rank writes itself: measurements, its context, its log."""
-    return str(Path(run_dir) / "ranks" / str(rank))
+def directory_of(config: LearnerConfig, rank: int, share: Callable[[str], str]) -> tuple[RunDirectory, LearnerConfig]:
+    """The run's for rank 0, which tells the others by `share`; theirs are below it, for what they write themselves.
+
+    On another machine that may be another file system: nobody else looks there.
+    """
+    run = RunDirectory.prepare(config) if rank == 0 else None
+    if run is not None:
+        run.claim(config)
+    told = share("" if run is None else str(run.path))
+    if run is None:
+        config = replace(config, run_dir=str(Path(told) / "ranks" / str(rank)))
+        run = RunDirectory.prepare(config)
+        run.claim(config)
+    return run, config
 
 
 def advertised(config: LearnerConfig, address: str, rank: int) -> str:

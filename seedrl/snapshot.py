@@ -15,6 +15,7 @@ from seedrl.learning import checkpoint as files
 from seedrl.learning.checkpoint import Checkpoint
 from seedrl.learning.learner import Learner
 from seedrl.learning.ranks import Ranks
+from seedrl.learning.separate import Courier
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
@@ -26,15 +27,14 @@ NEWEST, BEST = "newest", "best"
 class Resumable:
     """The parts of a learner that survive it. Owned by the learner thread while that runs."""
 
-    learner: Learner
+    learner: Learner | Courier
     generator: torch.Generator
     spec: EnvSpec
 
     def take(self, seconds: float, counts: Counts) -> Checkpoint:
         """A snapshot; `seconds` is how long the run has taken so far, `counts` what all ranks have counted."""
         tensors = {
-            **files.with_prefix("model", dict(self.learner.model.state_dict())),
-            **files.with_prefix("optimizer", files.pack_optimizer(self.learner.optimizer)),
+            **self.learner.tensors(),
             "generator": self.generator.get_state(),
         }
         state = {
@@ -52,7 +52,8 @@ class Resumable:
         """
         state = checkpoint.state
         load_weights(self.learner.model, checkpoint)
-        files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", checkpoint.tensors))
+        if self.learner.optimizer is not None:
+            files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", checkpoint.tensors))
         if is_first:
             self.generator.set_state(checkpoint.tensors["generator"])
         return float(state["seconds"])
@@ -62,25 +63,10 @@ def share_checkpoint(ranks: Ranks, checkpoint: Checkpoint | None) -> Checkpoint 
     """Rank 0's, to all ranks, so that only its machine needs the run directory."""
     if ranks.is_alone:
         return checkpoint
-    layout = ranks.share(None if checkpoint is None else _layout(checkpoint))
-    if layout is None:
+    state = ranks.share(None if checkpoint is None else checkpoint.state)
+    if state is None:
         return None
-    if checkpoint is None or not ranks.is_first:
-        empty = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in layout["tensors"].items()
-        }
-        checkpoint = Checkpoint(empty, layout["state"])
-    ranks.spread(checkpoint.tensors[name] for name in layout["tensors"])
-    return checkpoint
-
-
-def _layout(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Everything of it but the content of its tensors."""
-    tensors = {
-        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-        for name, tensor in checkpoint.tensors.items()
-    }
-    return {"state": checkpoint.state, "tensors": tensors}
+    return Checkpoint(ranks.share_tensors({} if checkpoint is None else checkpoint.tensors), state)
 
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:

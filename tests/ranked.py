@@ -15,9 +15,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from seedrl.actions import Actions
 from seedrl.config import AlgorithmConfig, ModelConfig, Optimizer
 from seedrl.identity import identity
+from seedrl.learning.learner import Learner
 from seedrl.learning.ranks import Ranks
+from seedrl.learning.separate import SERVING, TRAINING, Courier, Inbox, Outbox, tell
 from seedrl.models.build import build_model
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, record, weights
@@ -107,6 +110,66 @@ def poison(parts: LearnerParts, updates: tuple[int, ...]) -> None:
     parts.store.take = taken  # type: ignore[method-assign]
 
 
+SEPARATE = Case(ModelConfig(lstm=6, popart=True, **SMALL), algorithm={"passes": 2, "learning_rate_end": 0.001})
+
+
+def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
+    """Rank 0's side: what it serves after every update that rank 1 has made on its unrolls."""
+    parts = case.parts(case.share * WORLD)
+    batch_size = parts.config.algorithm.batch_size
+    courier = Courier(ranks, parts.learner.model, parts.store, parts.policy, parts.metrics, batch_size)
+    seen = {}
+    for update in range(UPDATES):
+        record(parts.store, courier.model, case.spec, batch_size, seed=update, policy_version=parts.policy.version)
+        assert courier.has_batch(timeout=0)
+        assert courier.update()
+        courier.publish()
+        with parts.policy.read() as (model, version):
+            seen |= {f"{update}/{name}": tensor for name, tensor in weights(model).items()}
+        metrics = parts.metrics
+        seen[f"{update}/counted"] = torch.tensor([version, metrics.updates, metrics.unrolls_trained])
+        seen[f"{update}/lag"] = torch.tensor([metrics.policy_lag.sum, metrics.learning_rate])
+    seen["tensors"] = torch.tensor(len(courier.tensors()))
+    seen["publish_lags"] = torch.tensor(parts.metrics.publish_lag_seconds.count)
+    return seen
+
+
+def train_apart(case: Case, ranks: Ranks) -> None:
+    """Rank 1's side."""
+    parts = case.parts(case.share * WORLD)
+    learner = Learner(
+        parts.config,
+        parts.learner.model,
+        Actions(case.spec),
+        Inbox(ranks, case.spec, torch.device("cpu")),
+        Outbox(ranks),
+        parts.metrics,
+        env_steps=lambda: 100 * (parts.metrics.updates // 2),
+    )
+    for _ in range(UPDATES):
+        assert learner.update()
+        tell(ranks, parts.metrics, learner.skipped_in_a_row)
+        learner.publish()
+    ranks.share_tensors(learner.tensors(), TRAINING)
+
+
+def train_in_one(case: Case) -> dict[str, Tensor]:
+    """The same in one process."""
+    parts = case.parts(case.share * WORLD)
+    seen = {}
+    for update in range(UPDATES):
+        parts.steps = 100 * update
+        parts.record(seed=update, policy_version=parts.policy.version)
+        assert parts.learner.update()
+        parts.learner.publish()
+        seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner.model).items()}
+        metrics = parts.metrics
+        seen[f"{update}/counted"] = torch.tensor([parts.policy.version, metrics.updates, metrics.unrolls_trained])
+        seen[f"{update}/lag"] = torch.tensor([metrics.policy_lag.sum, metrics.learning_rate])
+    seen["tensors"] = torch.tensor(len(parts.learner.tensors()))
+    return seen
+
+
 def main(out: Path) -> None:
     ranks = Ranks.join(identity("learner"), torch.device("cpu"), timeout=60.0)
     rank = ranks.identity.rank
@@ -119,6 +182,10 @@ def main(out: Path) -> None:
         safetensors.torch.save_file(
             {key: each.contiguous() for key, each in seen.items()}, out / str(rank) / f"{name}.safetensors"
         )
+    if rank == SERVING:
+        safetensors.torch.save_file(serve_apart(SEPARATE, ranks), out / "separate.safetensors")
+    else:
+        train_apart(SEPARATE, ranks)
     ranks.leave()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seedrl.errors import RankLost
 from tests.integration.waiting import free_address
-from tests.ranked import CASES, UPDATES, WORLD, joined, train
+from tests.ranked import CASES, SEPARATE, UPDATES, WORLD, joined, train, train_in_one
 from tests.torchrun import torchrun
 
 Seen = dict[str, Tensor]
@@ -27,10 +27,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
         torchrun(WORLD, "-m", "tests.ranked", str(out)), capture_output=True, text=True, timeout=110, check=False
     )
     assert done.returncode == 0, done.stderr
-    return {
+    ranked = {
         name: [safetensors.torch.load_file(out / str(rank) / f"{name}.safetensors") for rank in range(WORLD)]
         for name in CASES
     }
+    return {**ranked, "separate": [safetensors.torch.load_file(out / "separate.safetensors")]}
 
 
 @pytest.mark.parametrize("case", EXACT)
@@ -86,6 +87,14 @@ def test_ranks_average_the_weights_that_each_would_have_reached_alone(seen: dict
     for name in (name for name in alone[0] if name.startswith(last) and "norm" not in name.rpartition("/")[2]):
         mean = (alone[0][name] + alone[1][name]) / 2
         torch.testing.assert_close(seen["local"][0][name], mean.to(alone[0][name].dtype), rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_that_serve_and_train_apart_serve_what_one_process_would(seen: dict[str, list[Seen]]) -> None:
+    """To the bit: the same batches, from the same weights, in the same order; versions, lags and schedules, too."""
+    (apart,), alone = seen["separate"], train_in_one(SEPARATE)
+    assert int(apart.pop("publish_lags")) == UPDATES - 1  # each is told with the next update
+    assert apart.keys() == alone.keys()
+    assert [name for name in alone if not torch.equal(apart[name], alone[name])] == []
 
 
 @pytest.mark.long

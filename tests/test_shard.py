@@ -7,7 +7,7 @@ from seedrl.counts import RETURNS_KEPT, counts_of, joined, restore_counters, sco
 from seedrl.errors import ConfigError
 from seedrl.identity import Identity, identity
 from seedrl.metrics import LearningMetrics, ServingMetrics, totals_of
-from seedrl.shard import advertised, directory_of, generator_seed, shard_of
+from seedrl.shard import advertised, generator_seed, shard_of
 from seedrl.wire.address import address_of
 
 
@@ -81,10 +81,6 @@ def test_generators_differ_between_ranks_and_lives_and_rank_0_has_that_of_a_run_
     assert generator_seed(5, rank=0, resumed_at=0) == generator_seed(5, rank=0, resumed_at=9) == 5
     seeds = {generator_seed(5, rank, resumed_at) for rank in (1, 2, 3) for resumed_at in (0, 9)}
     assert len({*seeds, 5}) == 7
-
-
-def test_directory_of_a_rank_is_below_the_run() -> None:
-    assert directory_of("runs/a", 2) == "runs/a/ranks/2"
 
 
 def test_identity_of_a_rank_comes_from_what_torchrun_sets() -> None:

@@ -1,24 +1,39 @@
 """One update after another: unrolls in, weights out. Knows nothing of streams, sessions or files."""
 
+import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
 from seedrl.config import LearnerConfig
+from seedrl.learning.checkpoint import Tensors, pack_optimizer, with_prefix
 from seedrl.learning.losses import LossParts, vtrace_loss
 from seedrl.learning.optimizer import build_optimizer, clip_gradients, linear
 from seedrl.learning.ranks import Ranks
 from seedrl.learning.together import Together
 from seedrl.metrics import LearningMetrics, Stopwatch
 from seedrl.models.base import popart_of
-from seedrl.policy import Policy
-from seedrl.store import Store
 from seedrl.types import Unrolls
 
 REPORT_EVERY = 10  # updates between copies of the losses to the host
 PATIENCE = 10  # updates in a row that may be skipped
+
+
+class Source(Protocol):
+    """Where train batches come from: the store, or whoever has it."""
+
+    def wait_for(self, count: int, timeout: float) -> bool: ...
+
+    def take(self, count: int, timeout: float) -> Unrolls | None: ...
+
+
+class Publisher(Protocol):
+    """Who serves the weights: the policy, or whoever has it."""
+
+    def publish(self, model: nn.Module, version: int) -> None: ...
 
 
 class Learner:
@@ -29,8 +44,8 @@ class Learner:
         config: LearnerConfig,
         model: nn.Module,
         actions: Actions,
-        store: Store,
-        policy: Policy,
+        store: Source,
+        policy: Publisher,
         metrics: LearningMetrics,
         env_steps: Callable[[], int],
         ranks: Ranks | None = None,
@@ -47,6 +62,7 @@ class Learner:
         self._popart = popart_of(model)
         self.skipped_in_a_row = 0  # updates, up to the newest
         self.optimizer = build_optimizer(config.algorithm, model.parameters())
+        self._stepped: float | None = None  # when, since the weights were last published
 
     def has_batch(self, timeout: float) -> bool:
         """Whether there is a train batch before the timeout."""
@@ -79,7 +95,10 @@ class Learner:
         """Serves the trained weights. The version is the number of updates."""
         timer = Stopwatch(self._metrics.learner_seconds)
         self._policy.publish(self.model, self._metrics.updates)
-        timer.lap("publish")
+        now = timer.lap("publish")
+        if self._stepped is not None:
+            self._metrics.publish_lag_seconds.observe(now - self._stepped)
+            self._stepped = None
 
     def _train(self, unrolls: Unrolls, timer: Stopwatch) -> None:
         algorithm, metrics = self._config.algorithm, self._metrics
@@ -103,6 +122,7 @@ class Learner:
 
         metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
         metrics.updates += 1
+        self._stepped = time.monotonic()
         self._together.sync(metrics.updates)
         if metrics.updates % REPORT_EVERY == 1:
             self._report(parts, grad_norm)
@@ -118,6 +138,13 @@ class Learner:
         else:
             self._metrics.skipped_updates += 1
             self.skipped_in_a_row += 1
+
+    def tensors(self) -> Tensors:
+        """What a checkpoint needs of it."""
+        return {
+            **with_prefix("model", dict(self.model.state_dict())),
+            **with_prefix("optimizer", pack_optimizer(self.optimizer)),
+        }
 
     def sync(self) -> None:
         """Makes the weights those of all ranks, which they are not after every update of one's own."""

@@ -10,7 +10,7 @@ says nothing for `ranks.timeout` seconds, that ends in RankLost.
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -23,6 +23,7 @@ from seedrl.errors import RankLost
 from seedrl.identity import ALONE, Identity
 
 Words = TypeVar("Words")  # JSON
+Form = tuple[str, list[int]]  # type and shape of a tensor
 
 
 class Ranks:
@@ -89,6 +90,17 @@ class Ranks:
             return [list(row)]
         return [said.tolist() for said in self._gathered(torch.tensor(row, dtype=torch.float64))]
 
+    def share_tensors(self, tensors: Mapping[str, Tensor], source: int = 0) -> dict[str, Tensor]:
+        """Those of one rank, to all; the others need not know what there is. They arrive on the host."""
+        if self.is_alone:
+            return dict(tensors)
+        host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        layout = self.share({name: _form(tensor) for name, tensor in host.items()}, source)
+        if self.identity.rank != source:
+            host = {name: _empty(form) for name, form in layout.items()}
+        self.spread((host[name] for name in layout), source)
+        return host
+
     def _gathered(self, own: Tensor) -> list[Tensor]:
         said = [torch.empty_like(own) for _ in range(self.identity.world_size)]
         with _lost_if_it_fails():
@@ -98,27 +110,21 @@ class Ranks:
     # Tensors, where they are.
 
     def spread(self, tensors: Iterable[Tensor], source: int = 0) -> None:
-        """Makes every tensor, in place, what it is at one rank."""
-        for tensor in () if self.is_alone else tensors:
-            content = tensor.detach().contiguous()
+        """Makes every tensor, in place, what it is at one rank; those of one type travel in one piece."""
+        for alike in _alike(() if self.is_alone else tensors):
+            piece = _joined(alike)
             with _lost_if_it_fails():
-                distributed.broadcast(content, source)
-            if content.data_ptr() != tensor.data_ptr():
-                tensor.detach().copy_(content)
+                distributed.broadcast(piece.view(torch.uint8) if piece.dtype is torch.bool else piece, source)
+            if self.identity.rank != source:
+                _split(piece, alike)
 
     def average(self, tensors: Iterable[Tensor]) -> None:
         """Makes every tensor, in place, the mean over all ranks; those of one type travel in one piece."""
-        by_type: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in () if self.is_alone else tensors:
-            by_type.setdefault(tensor.dtype, []).append(tensor.detach())
-        for alike in by_type.values():
-            joined = torch.cat([tensor.reshape(-1) for tensor in alike])
+        for alike in _alike(() if self.is_alone else tensors):
+            piece = _joined(alike)
             with _lost_if_it_fails():
-                distributed.all_reduce(joined)
-            joined /= self.identity.world_size
-            pieces = joined.split([tensor.numel() for tensor in alike])
-            for tensor, piece in zip(alike, pieces, strict=True):
-                tensor.copy_(piece.view(tensor.shape))
+                distributed.all_reduce(piece)
+            _split(piece.div_(self.identity.world_size), alike)
 
     def begin_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
         """The sum over all ranks of a tensor, which is on its way meanwhile; the function returned waits for it."""
@@ -156,6 +162,25 @@ class Ranks:
             raise
 
 
+def _alike(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    """Those that can travel in one piece: of one type, and in one place."""
+    found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    return found.values()
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """A copy, in one piece."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _split(piece: Tensor, tensors: list[Tensor]) -> None:
+    """What `_joined` has joined, back in place."""
+    for tensor, part in zip(tensors, piece.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
 @contextmanager
 def _lost_if_it_fails() -> Iterator[None]:
     try:
@@ -165,15 +190,23 @@ def _lost_if_it_fails() -> Iterator[None]:
 
 
 def _lost(error: RuntimeError) -> RankLost:
-    words = re.sub(r"^\[\S+\] ", "", str(error).strip().splitlines()[0]).partition(". ")[
-        0
-    ]  # no place in C++, no advice
+    said = str(error).strip().splitlines()[0]
+    words = re.sub(r"^\[\S+\] ", "", said).partition(". ")[0]  # without the place in C++ and without advice
     return RankLost(f"another rank is gone or has said nothing for ranks.timeout seconds ({words})")
 
 
 def _is_of_transport(error: RuntimeError) -> bool:
     is_named = any(name in str(error) for name in ("gloo", "Gloo", "NCCL", "Connection closed by peer"))
     return isinstance(error, distributed.DistError) or is_named
+
+
+def _form(tensor: Tensor) -> Form:
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+
+
+def _empty(form: Form) -> Tensor:
+    dtype, shape = form
+    return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
 def _encoded(words: object) -> Tensor:

@@ -145,6 +145,27 @@ def test_run_resumes_with_any_number_of_ranks(commands: Commands) -> None:
     assert trained_last - trained_alone == RANKS * 4 * (last - alone)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_run_that_serves_and_trains_apart_ends_in_order_and_goes_on_in_one_process(commands: Commands) -> None:
+    directory = commands.directory / "run"
+    apart = ("launch=torchrun", "ranks.count=2", "ranks.separate=true", "actors.count=2", *SETTINGS)
+    seen = []
+    for goal, engine in ((4_000, apart), (8_000, apart), (12_000, ("actors.count=1", *SETTINGS))):
+        process = commands.start("run", "run_dir=run", *engine, f"stop.env_steps={goal}")
+        assert process.wait(LONG) == 0, process.out + process.err
+        if seen:
+            assert f"resumed at {seen[-1][0]:,} steps, {seen[-1][1]:,} updates" in process.out
+        summary, saved = summary_of(directory), files.load(checkpoints_of(directory)[-1])
+        assert summary["env_steps"] == saved.state["serving"]["env_steps"] >= goal
+        assert saved.state["learning"]["unrolls_trained"] == 4 * summary["updates"]
+        assert sum(saved.state["learning"]["publish_lag_seconds"]["counts"]) > 0
+        assert any(name.startswith("optimizer/") for name in saved.tensors)
+        seen.append((summary["env_steps"], summary["updates"]))
+    assert seen == sorted(seen)
+    assert 0 < summary["policy_lag_mean"] < 20
+
+
 def test_run_whose_ranks_would_only_fail_again_ends_with_their_code_and_reason(commands: Commands) -> None:
     process = commands.start("run", "run_dir=run", *ON_TORCHRUN, FOR_EVER, "model=nature")
     assert process.wait(LONG) == 2, process.out + process.err
