@@ -26,13 +26,11 @@ def choose_device(wanted: Device, local_rank: int = 0) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch sees no CUDA device here; set device=cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            f"local rank {local_rank} needs a CUDA device of its own and there are {torch.cuda.device_count()} here; "
-            "start fewer ranks on this machine, or set device=cpu"
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    if not local_rank:
+        return torch.device("cuda")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())  # an engine may show each rank only its own
+    torch.cuda.set_device(device)
+    return device
 
 
 def free_bytes(device: torch.device) -> int | None:

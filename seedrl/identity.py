@@ -13,8 +13,8 @@ class Identity(NamedTuple):
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0  # among the ranks of its machine
-    local_world_size: int = 1  # how many those are
     node: str = ""
+    local_world_size: int = 1  # ranks of its machine
 
     @property
     def is_first(self) -> bool:
@@ -35,6 +35,6 @@ def identity(role: str, environment: Mapping[str, str] = os.environ) -> Identity
         rank=int(environment.get("RANK", 0)),
         world_size=int(environment.get("WORLD_SIZE", 1)),
         local_rank=int(environment.get("LOCAL_RANK", 0)),
-        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", 1)),
         node=environment.get("NODE_NAME", "") or socket.gethostname(),
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", 1)),
     )

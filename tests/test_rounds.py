@@ -1,4 +1,4 @@
-"""A rank's part in rounds of agreement, alone; several of them are in test_ranks.py and integration/test_ranks.py."""
+"""A rank's part in rounds of agreement, alone; integration/test_torchrun.py has several of them."""
 
 from seedrl.config import LearnerConfig, StopConfig
 from seedrl.errors import RankLost, ThreadDied

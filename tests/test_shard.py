@@ -85,7 +85,7 @@ def test_generators_differ_between_ranks_and_lives_and_rank_0_has_that_of_a_run_
 
 def test_identity_of_a_rank_comes_from_what_torchrun_sets() -> None:
     variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_NAME": "n"}
-    assert identity("learner", variables) == Identity("learner", 3, 4, 1, 2, "n")
+    assert identity("learner", variables) == Identity("learner", 3, 4, 1, "n", 2)
     assert str(identity("learner", variables)) == "learner rank 3/4 on n"
 
 

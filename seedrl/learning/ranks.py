@@ -44,7 +44,7 @@ class Ranks:
                     rank=identity.rank,
                     world_size=identity.world_size,
                     timeout=timedelta(seconds=timeout),
-                    device_id=device if device.type == "cuda" else None,
+                    device_id=torch.device("cuda", device.index or 0) if device.type == "cuda" else None,
                 )
         return ranks
 

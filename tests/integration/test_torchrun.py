@@ -80,8 +80,10 @@ def test_run_whose_rank_is_killed_goes_on_from_the_checkpoint_with_all_ranks_and
     run = start(commands, FOR_EVER)
     eventually(lambda: sorted(run.streaming()) == ["actor-0", "actor-1"], LONG)
     before = run.pids()
-    versions = [run.status(rank).rank for rank in range(RANKS)]
-    assert versions == [0, 1]
+    told = [run.status(rank) for rank in range(RANKS)]
+    assert [(each.rank, each.ranks) for each in told] == [(0, RANKS), (1, RANKS)]
+    code, out, _ = commands.run("status", f"learner={run.context(1).address}")
+    assert (code, f"learner rank 1/{RANKS} on " in out) == (0, True)
 
     began = time.monotonic()
     os.kill(before[1], signal.SIGKILL)
@@ -166,6 +168,7 @@ def test_run_that_serves_and_trains_apart_ends_in_order_and_goes_on_in_one_proce
     assert 0 < summary["policy_lag_mean"] < 20
 
 
+@pytest.mark.long
 def test_run_whose_ranks_would_only_fail_again_ends_with_their_code_and_reason(commands: Commands) -> None:
     process = commands.start("run", "run_dir=run", *ON_TORCHRUN, FOR_EVER, "model=nature")
     assert process.wait(LONG) == 2, process.out + process.err
