@@ -42,7 +42,11 @@ from seedrl.config import (
     StatusConfig,
 )
 from seedrl.errors import ConfigError, SeedrlError
+from seedrl.identity import identity
+from seedrl.launching.children import end_with_parent
+from seedrl.launching.torchrun import is_under_torchrun, leave_note
 from seedrl.rules import check
+from seedrl.shard import shard_of
 from seedrl.wire.address import refuse_if_taken
 
 
@@ -77,13 +81,17 @@ def _render(config: RenderConfig) -> None:
 
 
 def _learner(config: LearnerConfig) -> None:
+    who = identity("learner")
+    if is_under_torchrun():
+        end_with_parent()
     check(config)  # before torch is imported: that takes seconds
+    config = shard_of(config, who)
     refuse_if_taken(config.listen)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in our own words
     from seedrl.service import run_learner
 
-    run_learner(config)
+    run_learner(config, who)
 
 
 def _actor(config: ActorConfig) -> None:
@@ -266,7 +274,8 @@ def _errors_in_words(name: str) -> Iterator[None]:
     try:
         yield
     except SeedrlError as error:
-        print(f"seedrl {name}: {error}", file=sys.stderr)
+        print(f"seedrl {identity(name)}: {error}", file=sys.stderr)
+        leave_note(str(error), error.exit_code)
         raise SystemExit(error.exit_code) from error
 
 

@@ -51,6 +51,7 @@ class Member:
     role: str  # learner or actor
     name: str
     pid: int = 0  # 0: not of this machine, or not started by `seedrl run`
+    parent: int = 0  # of a learner: the process that started it, which may be torchrun
     incarnation: int = 0  # its lives in this run: processes of the learner, sessions of an actor
     seen: float = 0.0  # Unix time of its last sign of life; for people, nothing is decided by it
     ttl: float = LEASE_SECONDS  # its lease ends so long after that

@@ -20,12 +20,17 @@ with warnings.catch_warnings():
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 
-def choose_device(wanted: Device) -> torch.device:
+def choose_device(wanted: Device, local_rank: int = 0) -> torch.device:
+    """Each rank of a machine has an accelerator of its own."""
     if wanted is Device.cpu or (wanted is Device.auto and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch sees no CUDA device here; set device=cpu")
-    return torch.device("cuda")
+    if not local_rank:
+        return torch.device("cuda")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())  # an engine may show each rank only its own
+    torch.cuda.set_device(device)
+    return device
 
 
 def free_bytes(device: torch.device) -> int | None:

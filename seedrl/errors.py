@@ -14,7 +14,8 @@
     │   ├── Superseded         another session of the same actor is newer
     │   └── NoCapacity         more environments than the learner has slots for
     ├── ThreadDied             a part of the learner stopped; so does the learner  exit 7
-    └── Diverged               losses or gradients were not finite, again and again  exit 8
+    ├── Diverged               losses or gradients were not finite, again and again  exit 8
+    └── RankLost               another rank of the learner is gone, or hangs       exit 9
 
 A message says what happened, what was seen, and what to change.
 """
@@ -79,6 +80,10 @@ class ThreadDied(SeedrlError):
 
 class Diverged(SeedrlError):
     exit_code = 8
+
+
+class RankLost(SeedrlError):
+    exit_code = 9
 
 
 def require(holds: bool, otherwise: str) -> None:

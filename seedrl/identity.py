@@ -14,6 +14,7 @@ class Identity(NamedTuple):
     world_size: int = 1
     local_rank: int = 0  # among the ranks of its machine
     node: str = ""
+    local_world_size: int = 1  # ranks of its machine
 
     @property
     def is_first(self) -> bool:
@@ -24,6 +25,9 @@ class Identity(NamedTuple):
         return self.role if self.world_size == 1 else f"{self.role} rank {self.rank}/{self.world_size} on {self.node}"
 
 
+ALONE = Identity("learner")
+
+
 def identity(role: str, environment: Mapping[str, str] = os.environ) -> Identity:
     """NODE_NAME is what our manifests set; elsewhere a machine's name is its node's."""
     return Identity(
@@ -32,4 +36,5 @@ def identity(role: str, environment: Mapping[str, str] = os.environ) -> Identity
         world_size=int(environment.get("WORLD_SIZE", 1)),
         local_rank=int(environment.get("LOCAL_RANK", 0)),
         node=environment.get("NODE_NAME", "") or socket.gethostname(),
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", 1)),
     )

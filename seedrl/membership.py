@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from seedrl.context import LEARNER, Context, ContextFile, Member, State
+from seedrl.learning.agreement import Progress
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.serving.sessions import Session, SessionTable
 
@@ -28,13 +29,16 @@ class Membership:
         learning: LearningMetrics,
         newest_checkpoint: Callable[[], str],
         desired_actors: Callable[[], int],
+        progress: Callable[[], Progress | None] = lambda: None,
     ) -> None:
+        """`progress` is that of all ranks, if this one writes it down."""
         self._file = file
         self._sessions = sessions
         self._serving = serving
         self._learning = learning
         self._newest_checkpoint = newest_checkpoint
         self._desired_actors = desired_actors
+        self._progress = progress
         self._state = State.INIT
         self._reason = ""
         self._written = float("-inf")
@@ -76,7 +80,7 @@ class Membership:
         context.counters, context.resumed_at = self._counters(), self._resumed_at
         context.checkpoint = self._newest_checkpoint()
         context.desired_actors = self._desired_actors()
-        context.update(LEARNER, pid=os.getpid(), incarnation=self._incarnation, seen=time.time())
+        context.update(LEARNER, pid=os.getpid(), parent=os.getppid(), incarnation=self._incarnation, seen=time.time())
         self._streaming_then = set(self._sessions.open)
         streaming = {_name_of(session): session for session in list(self._sessions.open.values())}
         for name, session in streaming.items():
@@ -84,10 +88,11 @@ class Membership:
         self._note_gone(context, streaming)
 
     def _counters(self) -> dict[str, int]:
+        counted = self._progress() or self._serving
         return {
-            "env_steps": self._serving.env_steps,
+            "env_steps": counted.env_steps,
             "updates": self._learning.updates,
-            "episodes": self._serving.episodes,
+            "episodes": counted.episodes,
         }
 
     def _streaming(self, before: Member, session: Session) -> Member:

@@ -241,6 +241,9 @@ class LearningMetrics:
         "included), optimize, publish, checkpoint. A CUDA device works on while the thread is elsewhere",
     )
     policy_lag: Histogram = histogram(UPDATES, "Updates between acting and training, of every step trained on")
+    publish_lag_seconds: Histogram = histogram(
+        SECONDS, "Time from the end of an optimizer step to its weights being served, wherever that is"
+    )
     loss: dict[str, float] = gauges("part", ("total", "policy", "value"), "Parts of the loss, of a recent update")
     entropy: float = gauge("Entropy of the policy, nats")
     kl: float = gauge("KL divergence of the policy trained from the one that acted, nats")
@@ -264,7 +267,7 @@ class LearnerState:
     """Read off the parts of the learner whenever somebody looks. Written by the thread of the endpoint."""
 
     build_info: dict[str, str] = info("Versions: seedrl, python, torch, grpcio")
-    run_info: dict[str, str] = info("What runs: env, model, device, run directory")
+    run_info: dict[str, str] = info("What runs: env, model, device, run directory; and as which role, rank and node")
     ready: float = gauge("1 while actors are served")
     open: float = gauge("1 while new actors are taken; seedrl control move ends that, and seedrl control open")
     insecure: float = gauge("1 if something is served beyond this machine without TLS and token, as was allowed")

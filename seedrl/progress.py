@@ -1,14 +1,17 @@
 """What people watch while a run goes on, and what it ends with. Knows nothing of how the numbers come about."""
 
+import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from seedrl.config import Display, LearnerConfig
+from seedrl.identity import ALONE, Identity
 from seedrl.monitoring.sampler import Row
 from seedrl.monitoring.words import duration
 
@@ -19,8 +22,15 @@ TROUBLE = {"dropped_rows": "dropped rows", "skipped_updates": "skipped updates"}
 class ProgressDisplay:
     """A live table on a terminal, one plain line every few seconds otherwise. `say` may be called by any thread."""
 
-    def __init__(self, config: LearnerConfig, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: LearnerConfig,
+        console: Console,
+        identity: Identity = ALONE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._config = config
+        self._identity = identity
         self._console = console
         self._clock = clock
         self._next_line = clock() + PLAIN_SECONDS
@@ -37,6 +47,8 @@ class ProgressDisplay:
             self._console.print(self._line(row), highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
+        """One of several ranks says which."""
+        text = re.sub(r"^learner\b", str(self._identity), text)
         if self._config.display is not Display.none:
             self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
@@ -81,8 +93,12 @@ def _evaluation(row: Row) -> list[tuple[str, str]]:
     return [] if score is None else [("evaluation", f"{score:.2f}")]
 
 
-def console() -> Console:
-    return Console(file=sys.stdout)
+def console(log: Path | None = None) -> Console:
+    """The terminal, or a log."""
+    if log is None:
+        return Console(file=sys.stdout)
+    log.parent.mkdir(exist_ok=True)
+    return Console(file=log.open("a", buffering=1), width=200)
 
 
 def closing_words(summary: Row, run_dir: str) -> str:

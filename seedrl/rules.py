@@ -2,7 +2,17 @@
 
 import math
 
-from seedrl.config import MISSING, ActorConfig, EvalConfig, LearnerConfig, ServeConfig, evaluation_envs
+from seedrl.config import (
+    MISSING,
+    ActorConfig,
+    Engine,
+    EvalConfig,
+    LearnerConfig,
+    RunConfig,
+    ServeConfig,
+    evaluation_envs,
+    serving_ranks,
+)
 from seedrl.errors import require
 from seedrl.exposure import check_actor_security, check_learner_security, is_socket, is_wildcard
 
@@ -41,9 +51,12 @@ def check(config: LearnerConfig) -> None:
         serving.min_rows <= serving.max_slots,
         f"serving.min_rows={serving.min_rows} is more than serving.max_slots={serving.max_slots}: so many never wait",
     )
+    _check_ranks(config)
+    ranks = serving_ranks(config)
     require(
-        actors.count * actors.envs <= serving.max_slots,
-        f"actors.count={actors.count} × actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}",
+        math.ceil(actors.count / ranks) * actors.envs <= serving.max_slots,
+        f"actors.count={actors.count} × actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}"
+        + (f" of {ranks} ranks" if ranks > 1 else ""),
     )
     require(config.seed >= 0, f"seed={config.seed} must not be negative")
     model = config.model
@@ -62,12 +75,11 @@ def check(config: LearnerConfig) -> None:
         f"actors.at_most={actors.at_most} is less than actors.count={actors.count}; 0 keeps the count",
     )
     require(
-        actors.at_most * actors.envs <= serving.max_slots,
+        math.ceil(actors.at_most / ranks) * actors.envs <= serving.max_slots,
         f"actors.at_most={actors.at_most} × actors.envs={actors.envs} is more than "
-        f"serving.max_slots={serving.max_slots}",
+        f"serving.max_slots={serving.max_slots}" + (f" of {ranks} ranks" if ranks > 1 else ""),
     )
     require(not config.lockstep or actors.at_most <= 1, f"lockstep=true has one actor, actors.at_most={actors.at_most}")
-    _check_ranks(config)
     require(config.threads >= 0, f"threads={config.threads} must not be negative")
     require(
         config.store.capacity == 0 or config.store.capacity >= algorithm.batch_size,
@@ -76,6 +88,20 @@ def check(config: LearnerConfig) -> None:
     require(not config.lockstep or actors.count == 1, f"lockstep=true needs actors.count=1, not {actors.count}")
     require(not config.socket or is_socket(config.socket), f"socket={config.socket} must be unix:PATH")
     check_learner_security(config)
+
+
+def check_job(config: RunConfig) -> None:
+    """Of a run whose processes are all of this machine."""
+    ranks, engine = config.ranks, config.launch.engine
+    require(
+        ranks.count == 1 or engine is not Engine.local,
+        f"ranks.count={ranks.count} takes an engine that starts ranks: launch=torchrun does, on this machine",
+    )
+    require(
+        config.actors.count >= serving_ranks(config) or not config.actors.count,
+        f"actors.count={config.actors.count} leaves some of ranks.count={ranks.count} without an actor, and an update "
+        "needs a train batch of every rank",
+    )
 
 
 def _check_ranks(config: LearnerConfig) -> None:

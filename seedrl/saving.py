@@ -47,9 +47,9 @@ class Saver:
         self._learning.checkpoints_damaged += self._damaged
         self._mark_newest()
 
-    def save_if_due(self, take: Callable[[], Checkpoint]) -> None:
-        if self._clock() - self._saved > self._config.seconds:
-            self.save(take)
+    @property
+    def is_due(self) -> bool:
+        return self._clock() - self._saved > self._config.seconds
 
     def save(self, take: Callable[[], Checkpoint]) -> None:
         """Writes a checkpoint. If that fails it is said and counted, the one before stays, and training goes on."""

@@ -9,36 +9,54 @@ main        shows progress, handles signals       here
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from seedrl.actions import Actions
 from seedrl.budget import budget_of, check_budget, check_store
-from seedrl.config import LearnerConfig, store_sizes, torch_threads
+from seedrl.config import LearnerConfig, serving_ranks, store_sizes, torch_threads
 from seedrl.context import ContextFile, State
+from seedrl.counts import Counts, counts_of, joined, restore_counters
 from seedrl.device import after_serving, choose_device, own_stream
-from seedrl.errors import Diverged, SeedrlError, ThreadDied
-from seedrl.learning.checkpoint import Checkpoint
+from seedrl.errors import Diverged, Mismatch, RankLost, SeedrlError, ThreadDied
+from seedrl.identity import ALONE, Identity
+from seedrl.learning.agreement import Load, Progress, Said
 from seedrl.learning.learner import Learner
+from seedrl.learning.ranks import Ranks
+from seedrl.learning.separate import TRAINING, Courier
 from seedrl.membership import Membership
-from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.metrics import LearningMetrics, ServingMetrics, Stopwatch
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.monitoring.monitor import Monitor
 from seedrl.policy import Policy
 from seedrl.progress import ProgressDisplay, closing_words, console
+from seedrl.rounds import Rounds, progress_of
 from seedrl.rules import check
-from seedrl.rundir import RunDirectory
 from seedrl.saving import Saver
+from seedrl.serving.balance import Endpoint
 from seedrl.serving.front import Front
 from seedrl.serving.sessions import session_seed
-from seedrl.snapshot import Resumable, initial_weights, load_weights, restore_counters, spec_of
+from seedrl.shard import directory_of, generator_seed
+from seedrl.snapshot import (
+    Resumable,
+    decoded_spec,
+    encoded_spec,
+    initial_weights,
+    load_weights,
+    share_checkpoint,
+    spec_of,
+)
 from seedrl.specs import EnvSpec
-from seedrl.stopping import Stop, reached_goal, stop_on_signals
+from seedrl.stopping import Stop, stop_on_signals
 from seedrl.store import Store
 from seedrl.summary import summarize
+from seedrl.trainer import TrainerService
 from seedrl.v1 import inference_pb2 as pb
 
 POLL_SECONDS = 0.1  # how long a thread waits before it looks whether to stop
@@ -49,34 +67,37 @@ STOP_SECONDS = 8.0  # for the threads to end: less than a supervisor waits
 class LearnerService:
     """One learner process. Everything here runs in the main thread unless it says otherwise."""
 
-    def __init__(self, config: LearnerConfig) -> None:
+    def __init__(self, config: LearnerConfig, identity: Identity = ALONE) -> None:
         check(config)
-        self.config = config
-        self.device = choose_device(config.device)
+        self.device = choose_device(config.device, identity.local_rank)
         self.stop = Stop(on_stop=self._turn_away)
-        self.run_directory = RunDirectory.prepare(config)
-        self.run_directory.claim(config)
+        self.ranks = Ranks.join(identity, self.device, config.ranks.timeout)
+        self.run_directory, config = directory_of(config, identity.rank, self.ranks.share)
+        self.config = config
         self.serving = ServingMetrics()
         self.learning = LearningMetrics()
-        self.display = ProgressDisplay(config, console())
+        self.display = ProgressDisplay(config, console(self._log()), identity)
         self.saver = Saver(config.checkpoint, self.run_directory.checkpoints, self.learning, say=self.display.say)
-        self.checkpoint = self.saver.load()
-        resumed_at = self.checkpoint.state["learning"]["updates"] if self.checkpoint is not None else 0
+        self.checkpoint = share_checkpoint(self.ranks, self.saver.load() if identity.is_first else None)
+        self.resumed_at = self.checkpoint.state["learning"]["updates"] if self.checkpoint is not None else 0
         self.front = Front(
             config,
             self.serving,
-            job_seed=partial(session_seed, config.seed, resumed_at),
+            job_seed=partial(session_seed, config.seed, self.resumed_at, rank=identity.rank),
             on_failure=self._thread_died,
             say=self.display.say,
             describe=lambda: self.monitor.status(),
             check_spec=partial(check_store, config, self.device),
         )
         self.sessions, self.batcher, self.server = self.front.sessions, self.front.batcher, self.front.server
-        self.balance = self.front.balance  # whoever knows of other endpoints tells it: own and see
+        self.balance = self.front.balance
+        self.addresses: list[str] = []  # of the ranks' endpoints, once they are open
         if self.checkpoint is not None:
-            restore_counters(self.checkpoint, self.serving, self.learning)
+            restore_counters(self.checkpoint.state, self.serving, self.learning, identity.rank)
             self.sessions.agree(spec_of(self.checkpoint))
         context_file = ContextFile(self.run_directory.path)
+        self.rounds = Rounds(self.ranks, self.stop, config.stop, own=self._said)
+        self.rounds.on_loads = self._see_endpoints
         self.monitor = Monitor(
             config,
             self.run_directory,
@@ -86,6 +107,8 @@ class LearnerService:
             self.batcher,
             say=self.display.say,
             desired_before=context_file.read_or_new().desired_actors,
+            identity=identity,
+            progress=self._shown_progress,
         )
         self.monitor.device = str(self.device)
         self.membership = Membership(
@@ -95,6 +118,7 @@ class LearnerService:
             self.learning,
             newest_checkpoint=lambda: self.saver.newest,
             desired_actors=lambda: self.monitor.desired_actors,
+            progress=self._shown_progress,
         )
         self.learner_thread = threading.Thread(target=self._run_learner, name="learner", daemon=True)
         self.seconds_before = 0.0  # of this run, in earlier processes
@@ -108,18 +132,40 @@ class LearnerService:
             address = self._open()
             if self.checkpoint is None and self._wait_for_spaces(address):
                 self._build(self.sessions.spec.result())
-            self._check_whether_done()  # before a resumed run goes on
-            if not self.stop.is_set():
+            if self.rounds.go_on() and not self.rounds.stop_if_done():  # a resumed run may be done already
                 self._start_threads()
                 self._watch()
         except BaseException as error:
             self.stop.ask("failed", str(error), error)
         summary = self._shut_down()
+        self.ranks.leave()
         if self.stop.failure is not None:
             raise self.stop.failure
         if self.learning.updates:
             self.display.say(closing_words(summary, str(self.run_directory.path)))
         return summary
+
+    def _said(self) -> Said:
+        """To the other ranks, in a round of agreement."""
+        return Said(
+            is_save_due=self.saver.is_due,
+            knows_spaces=self.sessions.spec.done(),
+            progress=progress_of(self.serving, serving_ranks(self.config)),
+            load=Load() if self.ranks.is_alone else Load(*self.balance.own()[1:]),
+        )
+
+    def _see_endpoints(self, loads: Sequence[Load]) -> None:
+        """What the others have said of theirs, in every round."""
+        if len(self.addresses) > 1:
+            self.balance.see([Endpoint(address, *load) for address, load in zip(self.addresses, loads, strict=True)])
+
+    def _log(self) -> Path | None:
+        """Where a rank speaks that is not the first; that one has the terminal."""
+        return None if self.ranks.is_first else self.run_directory.logs / "learner.log"
+
+    def _shown_progress(self) -> Progress | None:
+        """Rank 0 shows that of all ranks; each of the others its own."""
+        return self.rounds.progress if self.ranks.is_first and not self.ranks.is_alone else None
 
     @property
     def _seconds(self) -> float:
@@ -140,20 +186,32 @@ class LearnerService:
         self.display.say(f"learner: serving {self.config.env.id} at {address}; run directory {self.run_directory.path}")
         if self.monitor.address:
             self.display.say(f"learner: live page at http://{self.monitor.address}/, metrics at /metrics")
+        self.addresses = self.ranks.gather(self.balance.address)
         return address
 
     def _wait_for_spaces(self, address: str) -> bool:
         """Waits for the first actor, which tells the spaces; false if asked to stop before."""
         waiting_since = time.monotonic()
         told = False
-        while not self.sessions.spec.done():
-            if self.stop.wait(POLL_SECONDS):
-                return False
+        while self.rounds.go_on():
+            if self.rounds.agreed.teller is not None:
+                self._agree_on_spaces(self.rounds.agreed.teller)
+                return True
+            self.stop.wait(POLL_SECONDS)
             self.membership.tick()
             if not told and time.monotonic() - waiting_since > 5:
                 self.display.say(f"learner: waiting for actors; start one with: seedrl actor learner={address}")
                 told = True
-        return True
+        return False
+
+    def _agree_on_spaces(self, teller: int) -> None:
+        """One rank has been told the spaces, and tells the others."""
+        own = self.sessions.spec
+        spec = decoded_spec(self.ranks.share(encoded_spec(own.result()) if own.done() else {}, source=teller))
+        self.front.agree(spec)
+        if own.result() != spec:
+            rank = self.ranks.identity.rank
+            raise Mismatch(f"spaces: rank {teller} trains on {spec}; the actors of rank {rank} have {own.result()}")
 
     def _build(self, spec: EnvSpec) -> None:
         config = self.config
@@ -165,13 +223,12 @@ class LearnerService:
         budget = budget_of(config, spec, model, core_size)
         check_budget(budget, device)
         self.store = Store(spec, **store_sizes(config, core_size), device=device)
-        generator = torch.Generator(device).manual_seed(config.seed)
+        rank = self.ranks.identity.rank
+        generator = torch.Generator(device).manual_seed(generator_seed(config.seed, rank, self.resumed_at))
         policy = Policy(model, version=0)
         self.policy = policy
-        self.learner = Learner(
-            config, model, actions, self.store, policy, self.learning, env_steps=lambda: self.serving.env_steps
-        )
-        self.resumable = Resumable(self.learner, generator, self.serving, self.learning, spec)
+        self.learner = self._learner(model, actions, policy)
+        self.resumable = Resumable(self.learner, generator, spec)
         self.front.build(
             policy,
             actions,
@@ -189,14 +246,32 @@ class LearnerService:
             f"and {self.store.capacity} finished unrolls"
         )
 
+    def _learner(self, model: nn.Module, actions: Actions, policy: Policy) -> Learner | Courier:
+        """Or what stands for one, if another rank trains."""
+        config = self.config
+        if config.ranks.separate:
+            return Courier(self.ranks, model, self.store, policy, self.learning, config.algorithm.batch_size)
+        return Learner(
+            config,
+            model,
+            actions,
+            self.store,
+            policy,
+            self.learning,
+            env_steps=lambda: self.rounds.progress.env_steps,
+            ranks=self.ranks,
+        )
+
     def _restore(self) -> None:
-        """Takes up the newest checkpoint of the run directory, or the weights of `init_from`."""
+        """Takes up the newest checkpoint of the run directory, or the weights of `init_from`; those are rank 0's."""
         if self.checkpoint is not None:
-            self.seconds_before = self.resumable.restore(self.checkpoint)
+            self.seconds_before = self.resumable.restore(self.checkpoint, self.ranks.is_first)
             self.display.say(f"learner: resumed at {self.serving.env_steps:,} steps, {self.learning.updates:,} updates")
-        elif self.config.init_from:
+        elif self.config.init_from and self.ranks.is_first:
             load_weights(self.learner.model, initial_weights(self.config.init_from, warn=self.display.say))
             self.display.say(f"learner: initial weights from {self.config.init_from}")
+        if self.checkpoint is None:
+            self.ranks.spread(self.learner.model.state_dict().values())
         self.saver.begin()
         self.first_version = self.learning.updates
         self.learner.publish()
@@ -223,23 +298,31 @@ class LearnerService:
         was_running = self.front.has_begun
         if was_running:
             self._join_threads()
-        if was_running and self.stop.failure is None:
-            self.saver.save(self._snapshot)
+        counts = self._save_last() if was_running and self.stop.failure is None else None
         over = self.stop.status == "done"
         command = pb.Control.COMMAND_END if over else pb.Control.COMMAND_DRAIN
         self.server.stop(command, self.stop.reason)
         self.display.close()
-        summary = summarize(self.config, self.stop, self.serving, self.learning, self._seconds)
+        summary = summarize(self.config, self.stop, counts or counts_of(self.serving, self.learning), self._seconds)
         if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
             with contextlib.suppress(OSError):  # a full disk; the words at the end say the same
                 self.run_directory.write_summary(summary)
         self.membership.enter(State.DONE if self.stop.failure is None else State.FAILED, self.stop.reason)
         try:
-            self.monitor.close(summary)
+            self.monitor.close(summary, is_coming_back=isinstance(self.stop.failure, RankLost))
         except Exception as error:  # the run is over and saved: no reason for it to fail
             self.display.say(f"learner: its measurements could not be finished ({error!r})")
         self.run_directory.release()
         return summary
+
+    def _save_last(self) -> Counts | None:
+        """The threads of this rank have ended, and so do the others'. Rank 0 learns what all of them have counted."""
+        try:
+            counts = self._save()
+        except RankLost as error:  # the run goes on from the checkpoint before
+            self.stop.fail(error)
+            return None
+        return counts if self.ranks.is_first and not self.ranks.is_alone else None
 
     def _join_threads(self) -> None:
         """Serving pauses and the learner ends, each in time."""
@@ -282,32 +365,47 @@ class LearnerService:
         return self.policy.version >= due and not self.stop.is_set()
 
     def _learn(self) -> None:
-        while not self.stop.is_set():
-            if self.learner.update(POLL_SECONDS):
-                self._check_whether_done()
+        """Updates are everybody's or nobody's: there is one after a round in which all ranks have a train batch."""
+        while self._go_on(self.learner.has_batch(POLL_SECONDS)):
+            if self.rounds.agreed.all_have_batches:
+                self.learner.update()
+                self.rounds.stop_if_done()
                 if not self.learner.skipped_in_a_row:
-                    self.saver.save_if_due(self._snapshot)
+                    if self.rounds.agreed.is_save_due:
+                        self._save()
                 elif self.learner.has_diverged:
                     raise self._diverged()
                 self.learner.publish()
                 self.batches.wake()
 
+    def _go_on(self, has_batch: bool) -> bool:
+        """A round; a rank that waits for others waits for unrolls, theirs."""
+        timer = Stopwatch(self.learning.learner_seconds)
+        goes_on = self.rounds.go_on(has_batch)
+        timer.lap("wait")
+        return goes_on
+
     def _diverged(self) -> Diverged:
+        outlook = self.saver.roll_back() if self.ranks.is_first else "rank 0 says where the run would go on"
         return Diverged(
             f"the loss or the gradient of {self.learner.skipped_in_a_row} updates in a row was not finite; "
-            f"{self.saver.roll_back()}; lower algorithm.learning_rate or algorithm.max_grad_norm if that happens again"
+            f"{outlook}; lower algorithm.learning_rate or algorithm.max_grad_norm if that happens again"
         )
 
-    def _check_whether_done(self) -> None:
-        if reason := reached_goal(self.config.stop, self.serving):
-            self.stop.ask("done", reason)
+    def _save(self) -> Counts:
+        """A checkpoint, written by rank 0; returns what all ranks have counted."""
+        self.learner.sync()
+        counts = joined(self.ranks.gather(counts_of(self.serving, self.learning)))
+        if self.ranks.is_first:
+            self.saver.save(lambda: self.resumable.take(self._seconds, counts))
+        return counts
 
-    def _snapshot(self) -> Checkpoint:
-        return self.resumable.take(self._seconds)
 
-
-def run_learner(config: LearnerConfig) -> dict[str, Any]:
+def run_learner(config: LearnerConfig, identity: Identity) -> None:
     """`seedrl learner`: serves until done; SIGINT and SIGTERM end it in order, a second one at once."""
-    service = LearnerService(config)
+    if config.ranks.separate and identity.rank == TRAINING:
+        TrainerService(config, identity).run()
+        return
+    service = LearnerService(config, identity)
     stop_on_signals(service.stop, service.display.say)
-    return service.run()
+    service.run()

@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from google.protobuf.json_format import MessageToDict, ParseDict
 from torch import nn
 
+from seedrl.counts import Counts, score_of
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.learning import checkpoint as files
 from seedrl.learning.checkpoint import Checkpoint
 from seedrl.learning.learner import Learner
-from seedrl.metrics import LearningMetrics, ServingMetrics, restore_totals, totals_of
+from seedrl.learning.ranks import Ranks
+from seedrl.learning.separate import Courier
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
@@ -24,57 +27,60 @@ NEWEST, BEST = "newest", "best"
 class Resumable:
     """The parts of a learner that survive it. Owned by the learner thread while that runs."""
 
-    learner: Learner
+    learner: Learner | Courier
     generator: torch.Generator
-    serving: ServingMetrics
-    learning: LearningMetrics
     spec: EnvSpec
 
-    def take(self, seconds: float) -> Checkpoint:
-        """A snapshot; `seconds` is how long the run has taken so far."""
+    def take(self, seconds: float, counts: Counts) -> Checkpoint:
+        """A snapshot; `seconds` is how long the run has taken so far, `counts` what all ranks have counted."""
         tensors = {
-            **files.with_prefix("model", dict(self.learner.model.state_dict())),
-            **files.with_prefix("optimizer", files.pack_optimizer(self.learner.optimizer)),
+            **self.learner.tensors(),
             "generator": self.generator.get_state(),
         }
         state = {
-            "spec": MessageToDict(codec.encode_ready(self.spec).ready),
+            "spec": encoded_spec(self.spec),
             "seconds": seconds,
-            "serving": totals_of(self.serving),
-            "learning": totals_of(self.learning),
-            "returns": list(self.serving.returns.copy()),
-            "lengths": list(self.serving.lengths.copy()),
-            "eval_returns": list(self.serving.eval_returns.copy()),
-            "score": self._score(),
+            **counts,
+            "score": score_of(counts),
         }
         return Checkpoint(tensors, state)
 
-    def _score(self) -> float | None:
-        """The mean return, once it is one of a hundred episodes: a lucky first one is not the best policy."""
-        return self.serving.return_mean_100 if len(self.serving.returns) == self.serving.returns.maxlen else None
+    def restore(self, checkpoint: Checkpoint, is_first: bool = True) -> float:
+        """Puts a snapshot back, but for the counters; returns the seconds the run had taken.
 
-    def restore(self, checkpoint: Checkpoint) -> float:
-        """Puts a snapshot back, but for the counters; returns the seconds the run had taken."""
+        The generator is that of the first rank. Others have another one each.
+        """
         state = checkpoint.state
         load_weights(self.learner.model, checkpoint)
-        files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", checkpoint.tensors))
-        self.generator.set_state(checkpoint.tensors["generator"])
+        if self.learner.optimizer is not None:
+            files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", checkpoint.tensors))
+        if is_first:
+            self.generator.set_state(checkpoint.tensors["generator"])
         return float(state["seconds"])
 
 
-def restore_counters(checkpoint: Checkpoint, serving: ServingMetrics, learning: LearningMetrics) -> None:
-    """Before anything counts: whoever looks sees them go on, and nobody else writes them yet."""
-    state = checkpoint.state
-    restore_totals(serving, state["serving"])
-    restore_totals(learning, state["learning"])
-    serving.returns.extend(state["returns"])
-    serving.lengths.extend(state["lengths"])
-    serving.eval_returns.extend(state.get("eval_returns", []))
+def share_checkpoint(ranks: Ranks, checkpoint: Checkpoint | None) -> Checkpoint | None:
+    """Rank 0's, to all ranks, so that only its machine needs the run directory."""
+    if ranks.is_alone:
+        return checkpoint
+    state = ranks.share(None if checkpoint is None else checkpoint.state)
+    if state is None:
+        return None
+    return Checkpoint(ranks.share_tensors({} if checkpoint is None else checkpoint.tensors), state)
 
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:
     """The spaces a run was trained on."""
-    return codec.decode_ready(ParseDict(checkpoint.state["spec"], pb.Ready()))
+    return decoded_spec(checkpoint.state["spec"])
+
+
+def encoded_spec(spec: EnvSpec) -> dict[str, Any]:
+    """As JSON."""
+    return MessageToDict(codec.encode_ready(spec).ready)
+
+
+def decoded_spec(spec: dict[str, Any]) -> EnvSpec:
+    return codec.decode_ready(ParseDict(spec, pb.Ready()))
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -49,3 +49,6 @@ class Status:
     verdict: Verdict = field(default_factory=Verdict)
     trouble: dict[str, int] = field(default_factory=dict)  # whatever was dropped, skipped or refused
     actors: list[ActorStatus] = field(default_factory=list)  # slowest first
+    rank: int = 0
+    ranks: int = 1  # that train together
+    node: str = ""  # the machine

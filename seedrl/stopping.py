@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from seedrl.config import StopConfig
-from seedrl.metrics import ServingMetrics
+from seedrl.errors import RankLost
+from seedrl.learning.agreement import Progress
+
+EPISODES = 100  # that a mean return is worth something of
 
 
 class Stop:
@@ -34,6 +37,14 @@ class Stop:
         with self._lock:
             self.status, self.reason, self.failure = "failed", str(failure), failure
             self._event.set()
+
+    def obey(self, status: str, reason: str) -> None:
+        """Another rank stops, so this one does. If that one fails, so does this one, whatever was asked before."""
+        if status == "failed":
+            if self.failure is None:
+                self.fail(RankLost(reason))
+        else:
+            self.ask(status, reason)
 
     def is_set(self) -> bool:
         return self._event.is_set()
@@ -62,11 +73,11 @@ def stop_on_signals(stop: Stop, say: Callable[[str], None]) -> None:
         signal.signal(number, handle)
 
 
-def reached_goal(goal: StopConfig, serving: ServingMetrics) -> str:
+def reached_goal(goal: StopConfig, progress: Progress) -> str:
     """Why training is over, in words; empty while it is not."""
-    score, target = serving.return_mean_100, goal.return_mean_100
-    if target is not None and score is not None and score >= target and len(serving.returns) == 100:
+    score, target = progress.return_mean, goal.return_mean_100
+    if target is not None and score is not None and score >= target and progress.return_count >= EPISODES:
         return f"Solved: mean return {score:.2f} reached the target of {target:g}"
-    if serving.env_steps >= goal.env_steps:
-        return f"Done: {serving.env_steps:,} of {goal.env_steps:,} steps"
+    if progress.env_steps >= goal.env_steps:
+        return f"Done: {progress.env_steps:,} of {goal.env_steps:,} steps"
     return ""

@@ -9,15 +9,16 @@ from typing import Any
 
 from seedrl import __version__
 from seedrl.config import LearnerConfig
+from seedrl.counts import Counts, restore_counters
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.monitor import trouble
 from seedrl.stopping import Stop
 
 
-def summarize(
-    config: LearnerConfig, stop: Stop, serving: ServingMetrics, learning: LearningMetrics, seconds: float
-) -> dict[str, Any]:
-    """`seconds` is what the run has taken, restarts included."""
+def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float) -> dict[str, Any]:
+    """`seconds` is what the run has taken, restarts included; `counts` are of all ranks, or of one."""
+    serving, learning = ServingMetrics(), LearningMetrics()
+    restore_counters(counts, serving, learning)
     return {
         "status": stop.status,
         "reason": stop.reason,
@@ -41,6 +42,7 @@ def summarize(
             "learner": _rounded(learning.learner_seconds),
         },
         "seed": config.seed,
+        "ranks": config.ranks.count,
         "made_with": made_with(),
     }
 

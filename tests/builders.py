@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from seedrl.actions import Actions
 from seedrl.config import AlgorithmConfig, LearnerConfig, StopConfig
 from seedrl.learning.learner import Learner
+from seedrl.learning.ranks import Ranks
 from seedrl.metrics import LearningMetrics
 from seedrl.models.base import core_size_of
 from seedrl.policy import Policy
@@ -109,19 +110,23 @@ def learner_parts(
     *,
     stop_at: int = 1000,
     batches: int = 4,
+    batch_size: int = 2,
     seed: int = 0,
+    ranks: Ranks | None = None,
+    sync_every: int = 1,
 ) -> LearnerParts:
     """A learner of a TinyModel, or another, with a store for `batches` train batches of 2 unrolls of 3 steps."""
     spec = spec or make_spec()
     algorithm = algorithm or AlgorithmConfig()
-    algorithm.batch_size, algorithm.unroll_length = 2, 3
+    algorithm.batch_size, algorithm.unroll_length = batch_size, 3
     config = LearnerConfig(algorithm=algorithm, stop=StopConfig(env_steps=stop_at))
+    config.ranks.sync_every = sync_every
     torch.manual_seed(seed)
     model = model or TinyModel(spec)
     store = Store(
         spec,
         slots=1,
-        capacity=2 * batches,
+        capacity=batch_size * batches,
         unroll_length=3,
         frame_stack=1,
         core_size=core_size_of(model),
@@ -129,7 +134,7 @@ def learner_parts(
     )
     policy, metrics = Policy(model, version=0), LearningMetrics()
     parts: LearnerParts
-    learner = Learner(config, model, Actions(spec), store, policy, metrics, env_steps=lambda: parts.steps)
+    learner = Learner(config, model, Actions(spec), store, policy, metrics, lambda: parts.steps, ranks)
     parts = LearnerParts(learner, store, policy, metrics, config, spec)
     return parts
 

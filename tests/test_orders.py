@@ -36,11 +36,18 @@ def test_rank_with_accelerators_of_its_own_takes_the_first_that_it_sees() -> Non
         ("unix:/tmp/l", True, ["listen='unix:/tmp/l'"], "unix:/tmp/l.1"),
     ],
 )
-def test_rank_listens_at_the_port_plus_its_number(
+def test_rank_listens_at_the_port_plus_its_number_on_the_machine(
     listen: str, is_one_machine: bool, told: list[str], found: str
 ) -> None:
-    rank = RANKS[2]._replace(number=1)
-    assert listening(RunConfig(listen=listen), rank, is_one_machine) == (told, found)
+    """RANKS[2] is the second one of its machine."""
+    assert listening(RunConfig(listen=listen), RANKS[2], RANKS, is_one_machine) == (told, found)
+
+
+def test_rank_that_is_shown_one_accelerator_is_told_its_very_port() -> None:
+    config = RunConfig(listen="0.0.0.0:50051")
+    config.launch.learner.gpus = 1
+    (listen, _), found = listening(config, RANKS[2], RANKS, is_one_machine=False)
+    assert (listen, found) == ("listen='0.0.0.0:50052'", "10.0.0.2:50052")
 
 
 def test_actor_has_the_token_of_the_learner_and_a_trust_of_its_own() -> None:

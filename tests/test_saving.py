@@ -54,13 +54,13 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path, seconds=60.0, keep=3)
 
 
-def test_saver_saves_when_it_is_due_and_not_before(rig: Rig) -> None:
+def test_saver_is_due_after_a_while_and_not_before(rig: Rig) -> None:
     rig.train(1)
-    rig.saver.save_if_due(rig.take)
-    assert rig.found() == []
+    assert not rig.saver.is_due
     rig.clock.advance(61.0)
-    rig.saver.save_if_due(rig.take)
-    rig.saver.save_if_due(rig.take)
+    assert rig.saver.is_due
+    rig.save()
+    assert not rig.saver.is_due
     assert rig.found() == [1]
     assert rig.saver.newest == "000000000100"
     assert rig.learning.checkpoint_seconds.count == 1

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from seedrl.config import AlgorithmConfig, Optimizer
+from seedrl.counts import counts_of, restore_counters
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.learning import checkpoint as files
 from seedrl.learning.checkpoint import Checkpoint
 from seedrl.metrics import Kind, LearningMetrics, ServingMetrics, declared, totals_of
-from seedrl.snapshot import Resumable, initial_weights, load_weights, restore_counters, spec_of
+from seedrl.snapshot import Resumable, initial_weights, load_weights, spec_of
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, same, weights
 from tests.fakes import TinyModel, make_spec
@@ -23,17 +24,18 @@ class Run:
 
     parts: LearnerParts
     resumable: Resumable
+    serving: ServingMetrics = dataclasses.field(default_factory=ServingMetrics)
 
     @classmethod
     def fresh(cls, seed: int = 0, optimizer: Optimizer = Optimizer.adam, spec: EnvSpec | None = None) -> "Run":
         parts = learner_parts(AlgorithmConfig(optimizer=optimizer), spec=spec, seed=seed)
         generator = torch.Generator().manual_seed(seed)
-        return cls(parts, Resumable(parts.learner, generator, ServingMetrics(), parts.metrics, parts.spec))
+        return cls(parts, Resumable(parts.learner, generator, parts.spec))
 
     def resume(self, path: Path) -> float:
         """As a learner process does; the seconds the run had taken."""
         checkpoint = files.load(path)
-        restore_counters(checkpoint, self.resumable.serving, self.resumable.learning)
+        restore_counters(checkpoint.state, self.serving, self.parts.metrics)
         return self.resumable.restore(checkpoint)
 
     def train(self, batches: range) -> None:
@@ -44,7 +46,8 @@ class Run:
             self.parts.learner.publish()
 
     def save(self, run_directory: Path, env_steps: int = 100) -> Path:
-        return files.save(run_directory / "checkpoints", env_steps, self.resumable.take(seconds=12.5), keep=3)
+        taken = self.resumable.take(seconds=12.5, counts=counts_of(self.serving, self.parts.metrics))
+        return files.save(run_directory / "checkpoints", env_steps, taken, keep=3)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -87,23 +90,23 @@ def count_everything(metrics: ServingMetrics | LearningMetrics) -> None:
 def test_resumable_restores_every_counter(tmp_path: Path) -> None:
     """All that the metrics hold, so that a counter added later is not forgotten here."""
     run = Run.fresh()
-    for metrics in (run.resumable.serving, run.resumable.learning):
+    for metrics in (run.serving, run.parts.metrics):
         count_everything(metrics)
-    run.resumable.serving.returns.extend([0.1, -2.5])
-    run.resumable.serving.lengths.extend([10, 20])
+    run.serving.returns.extend([0.1, -2.5])
+    run.serving.lengths.extend([10, 20])
     resumed = Run.fresh()
     resumed.resume(run.save(tmp_path))
-    assert resumed.resumable.serving == run.resumable.serving
-    assert totals_of(resumed.resumable.learning) == totals_of(run.resumable.learning)
+    assert resumed.serving == run.serving
+    assert totals_of(resumed.parts.metrics) == totals_of(run.parts.metrics)
 
 
 def test_resumable_returns_stay_the_last_hundred(tmp_path: Path) -> None:
     run = Run.fresh()
-    run.resumable.serving.returns.extend(range(150))
+    run.serving.returns.extend(range(150))
     resumed = Run.fresh()
     resumed.resume(run.save(tmp_path))
-    resumed.resumable.serving.returns.append(150.0)
-    assert list(resumed.resumable.serving.returns) == list(range(51, 151))
+    resumed.serving.returns.append(150.0)
+    assert list(resumed.serving.returns) == list(range(51, 151))
 
 
 def test_resumable_learning_rate_comes_from_the_settings_not_the_snapshot(tmp_path: Path) -> None:

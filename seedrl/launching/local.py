@@ -1,4 +1,7 @@
-"""`seedrl run`: a learner and its actors as child processes of this machine, supervised. Knows nothing of torch."""
+"""`seedrl run`: a learner and its actors as child processes of this machine, supervised. Knows nothing of torch.
+
+With launch=torchrun the learner is torchrun, and its ranks are that one's children.
+"""
 
 import contextlib
 import math
@@ -7,17 +10,20 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from seedrl.config import LearnerConfig, modules_of, serving_ranks
+from seedrl.config import Engine, LearnerConfig, RunConfig, modules_of, serving_ranks
 from seedrl.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.launching.children import Child, Crashes, Process, signal_of, start_module
-from seedrl.rules import check
+from seedrl.launching.environment import variables
+from seedrl.launching.torchrun import noted_codes
+from seedrl.rules import check, check_job
 from seedrl.rundir import RunDirectory
 from seedrl.status import DRAINED
+from seedrl.wire.address import address_of, refuse_if_taken
 
 POLL_SECONDS = 0.1
 FOLLOW_SECONDS = 1.0  # between looks at how many actors the learner could use
@@ -26,6 +32,7 @@ STOP_SECONDS = 25.0  # from a signal to the learner's end; it is killed if it ta
 RETURN_SECONDS = 5.0  # from an actor's good end to its return, should the learner outlive it
 SLOWEST_ACTOR, SLOWEST_LEARNER = 5.0, 30.0  # seconds from a crash to the next start, at most
 SHOWN = 4  # members named in a message
+ATTEMPTS = 100  # at finding ports
 # Exit codes of a process that would only fail again in the same way.
 HOPELESS: dict[int, type[SeedrlError]] = {error.exit_code: error for error in (ConfigError, RunDirectoryError, Refused)}
 ASKED = {sign for number in (signal.SIGINT, signal.SIGTERM) for sign in (-number, 128 + number)}
@@ -38,8 +45,9 @@ class Supervisor:
     from its newest checkpoint; the actors, which have been waiting, find it there.
     """
 
-    def __init__(self, config: LearnerConfig, overrides: Sequence[str]) -> None:
+    def __init__(self, config: RunConfig, overrides: Sequence[str]) -> None:
         check(config)
+        check_job(config)
         self._config = config
         self._overrides = overrides
         self._run = RunDirectory.prepare(config)
@@ -47,7 +55,9 @@ class Supervisor:
         self._context = ContextFile(self._run.path)
         self._actor_crashes = Crashes(config.actors.max_restarts, SLOWEST_ACTOR)
         self._learner_crashes = Crashes(config.max_restarts, SLOWEST_LEARNER)
-        self._listen = _with_a_port(config.listen)
+        self._listen = _with_a_port(config.listen, config.ranks.count)
+        self._has_torchrun = config.launch.engine is Engine.torchrun
+        self._hopeless: int | None = None  # exit code of a rank that torchrun must not try again
         self._learner = Child(LEARNER, self._start_learner)
         self._actors: dict[int, Child] = {}
         self._released: dict[int, float] = {}  # actors that the learner has no use for, and when they have to be gone
@@ -61,6 +71,7 @@ class Supervisor:
         """Returns when training is over; exits after a signal, or with the learner's code if it failed."""
         with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
             self._address = f"unix:{private}/learner.sock"  # for its own actors, also if others come over the network
+            self._notes = Path(private) / "torchrun"
             self._forward_signals()
             try:
                 self._learner.start()
@@ -78,7 +89,7 @@ class Supervisor:
     def _supervise(self) -> int:
         """Until the learner ends for good; returns its code."""
         while True:
-            code = self._learner.ended()
+            code = self._learner_code()
             if code is not None and not self._is_worth_restarting(code):
                 return code
             if self._signalled_at and self._learner.is_due:
@@ -100,6 +111,25 @@ class Supervisor:
 
     # The learner has ended.
 
+    def _learner_code(self) -> int | None:
+        """As Child.ended has it. torchrun's own does not tell that a rank is hopeless, nor that all ended in order."""
+        code = self._learner.ended()
+        if not self._has_torchrun:
+            return code
+        if code is None:
+            self._stop_if_hopeless()
+        elif self._hopeless is not None:
+            return self._hopeless
+        elif self._signalled_at and self._context.read_or_new().state is State.DONE:
+            return 0
+        return code
+
+    def _stop_if_hopeless(self) -> None:
+        hopeless = noted_codes(self._notes) & HOPELESS.keys()
+        if hopeless and self._hopeless is None and self._learner.process is not None:
+            self._hopeless = min(hopeless)
+            self._learner.process.terminate()
+
     def _is_worth_restarting(self, code: int) -> bool:
         """Whether a learner that has ended is going to be started again. If not, it is said why, by it or here."""
         if code == 0:
@@ -109,6 +139,9 @@ class Supervisor:
         self._note_end(self._learner, code, words)
         self._state = (State.FAILED, words)
         if self._signalled_at or code in ASKED or code in HOPELESS or not self._may_go_better(code, context):
+            return False
+        if self._has_torchrun and code > 0:  # it is there, and has done what it could
+            print(f"seedrl run: torchrun gave up ({words}), max_restarts allows no more", file=sys.stderr)
             return False
         self._learner_crashes.add()
         if self._learner_crashes.are_too_many:
@@ -134,7 +167,8 @@ class Supervisor:
 
     def _is_ours(self, context: Context) -> bool:
         """Whether what is there was written by the newest learner."""
-        return LEARNER in context.members and context.members[LEARNER].pid == self._learner.pid
+        learner = context.members.get(LEARNER)
+        return learner is not None and self._learner.pid in (learner.pid, learner.parent)
 
     # An actor has ended.
 
@@ -215,13 +249,21 @@ class Supervisor:
         if self._listen:
             where["socket"] = self._address
         settings = [f"{key}={quoted(value)}" for key, value in where.items()]
-        process = start_module("seedrl", "learner", *self._overrides, *settings)
+        command = ["seedrl", "learner"]
+        if self._has_torchrun:
+            command = ["seedrl.launching.torchrun", f"{self._config.ranks.count}", f"{self._config.max_restarts}"]
+            command.append(str(self._notes))
+        environment = variables(self._config.launch, self._config.launch.learner)
+        process = start_module(*command, *self._overrides, *settings, env=environment)
         self._learner_pids.add(process.pid)
         self._state = None
         return process
 
     def _start_actor(self, number: int) -> Process:
-        return start_actor(self._config, self._address, f"actor-{number}", self._log(number))
+        """Actors go to the ranks in turns."""
+        address = address_of(self._address, number % serving_ranks(self._config))
+        environment = variables(self._config.launch, self._config.launch.actor)
+        return start_actor(self._config, address, f"actor-{number}", self._log(number), environment)
 
     def _log(self, number: int) -> Path:
         return self._run.logs / f"actor-{number}.log"
@@ -263,13 +305,13 @@ class Supervisor:
         if self._is_noted:
             return
         learner = self._context.read_or_new().members.get(LEARNER)
-        if learner is None or learner.pid not in self._learner_pids:
+        if learner is None or not {learner.pid, learner.parent} & self._learner_pids:
             return
         with contextlib.suppress(OSError), self._context.change() as context:
             for child in self._children():
                 context.update(
                     child.name,
-                    pid=child.pid,
+                    pid=learner.pid if child is self._learner and self._has_torchrun else child.pid,
                     restarts=child.starts - 1,
                     exit_code=child.exit_code,
                     last_words=child.last_words,
@@ -279,11 +321,13 @@ class Supervisor:
             self._is_noted = True
 
 
-def start_actor(config: LearnerConfig, address: str, name: str, log: Path) -> Process:
+def start_actor(
+    config: LearnerConfig, address: str, name: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Process:
     """An actor of this machine for a learner at this address; what it prints goes into the log."""
     settings = actor_settings(config, address, name)
     with log.open("ab") as out:
-        return start_module("envs_server", *settings, stdout=out, stderr=out)
+        return start_module("envs_server", *settings, stdout=out, stderr=out, env=environment)
 
 
 def actor_settings(config: LearnerConfig, address: str, name: str) -> list[str]:
@@ -309,13 +353,25 @@ def _waiting(context: Context) -> str:
     return f"{', '.join([*names, *more])} wait for it" if others else "nobody streamed to it"
 
 
-def _with_a_port(listen: str) -> str:
-    """Port 0 means any, but it has to be the same one after a restart."""
+def _with_a_port(listen: str, ranks: int = 1) -> str:
+    """Port 0 means any, but it has to be the same one after a restart; further ranks take those that follow."""
     host, _, port = listen.rpartition(":")
     if port != "0":
         return listen
-    with socket.create_server((host.strip("[]"), 0)) as probe:
-        return f"{host}:{probe.getsockname()[1]}"
+    for _ in range(ATTEMPTS):
+        with socket.create_server((host.strip("[]"), 0)) as probe:
+            first = f"{host}:{probe.getsockname()[1]}"
+        if all(_is_free(address_of(first, rank)) for rank in range(1, ranks)):
+            return first
+    raise ConfigError(f"listen={listen}: no {ranks} ports in a row are free; name the first of some that are")
+
+
+def _is_free(address: str) -> bool:
+    try:
+        refuse_if_taken(address)
+    except ConfigError:
+        return False
+    return True
 
 
 def quoted(value: str) -> str:

@@ -38,31 +38,44 @@ def refuse_exposure(config: RunConfig, addresses: set[str]) -> None:
 
 def identity_of(config: RunConfig, rank: RankPlace, ranks: Sequence[RankPlace], is_one_machine: bool) -> dict[str, str]:
     """Variables: what torchrun would tell a rank."""
-    beside = [each for each in ranks if each.node == rank.node]
-    sees_all = not config.launch.learner.gpus  # else the engine shows each its own, and that is number 0
     return {
         "RANK": str(rank.number),
         "WORLD_SIZE": str(len(ranks)),
-        "LOCAL_RANK": str(beside.index(rank) if sees_all else 0),
-        "LOCAL_WORLD_SIZE": str(len(beside)),
+        "LOCAL_RANK": str(_local_rank(config, rank, ranks)),
+        "LOCAL_WORLD_SIZE": str(len(_beside(rank, ranks))),
         "MASTER_ADDR": HERE if is_one_machine else ranks[0].address,
         "MASTER_PORT": str(ranks[0].meeting_port),
     }
 
 
-def listening(config: RunConfig, rank: RankPlace, is_one_machine: bool) -> tuple[list[str], str]:
-    """A rank's settings, and where actors find it: at listen's port plus its number."""
-    listen, number = config.listen, rank.number
+def listening(
+    config: RunConfig, rank: RankPlace, ranks: Sequence[RankPlace], is_one_machine: bool
+) -> tuple[list[str], str]:
+    """A rank's settings, and where actors find it: at listen's port, or that of its machine's rank before plus one.
+
+    A rank adds its LOCAL_RANK to the port that it is told (seedrl/shard.py), so that is taken off.
+    """
+    listen, number = config.listen, _beside(rank, ranks).index(rank)
     if is_socket(listen):
         return [f"listen={quoted(listen)}"], f"{listen}.{number}" if number else listen
     host, _, first = listen.rpartition(":")
     host = host or (HERE if is_one_machine else _bracketed(rank.address))
     port = int(first) + number if int(first or 0) else rank.port
-    settings = [f"listen={quoted(f'{host}:{port - number}')}"]
+    settings = [f"listen={quoted(f'{host}:{port - _local_rank(config, rank, ranks)}')}"]
     if is_local(f"{host}:{port}"):
         return settings, f"{host}:{port}"
     address = _bracketed(rank.address)
     return [*settings, f"ranks.advertise={quoted(address)}"], f"{address}:{port}"
+
+
+def _beside(rank: RankPlace, ranks: Sequence[RankPlace]) -> list[RankPlace]:
+    """The ranks of its machine."""
+    return [each for each in ranks if each.node == rank.node]
+
+
+def _local_rank(config: RunConfig, rank: RankPlace, ranks: Sequence[RankPlace]) -> int:
+    """With accelerators the engine shows each rank its own only, and that is number 0."""
+    return 0 if config.launch.learner.gpus else _beside(rank, ranks).index(rank)
 
 
 def actor_orders(config: RunConfig, learner: str, name: str) -> list[str]:

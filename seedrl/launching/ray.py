@@ -197,7 +197,7 @@ class RayJob:
     def _start_ranks(self) -> None:
         """All at once; an actor that has another address for its learner moves."""
         places = [RankPlace(rank.number, rank.node, rank.address, *rank.ports) for rank in self._ranks]
-        listens = [listening(self._config, where, self._is_one_machine) for where in places]
+        listens = [listening(self._config, where, places, self._is_one_machine) for where in places]
         for rank, where, (settings, _) in zip(self._ranks, places, listens, strict=True):
             arguments = ["learner", *self._overrides, f"run_dir={quoted(self._run_directory)}", *settings]
             rank.start("seedrl", arguments, identity_of(self._config, where, places, self._is_one_machine))

@@ -42,8 +42,7 @@ def vtrace_loss(
     unit: Tensor | float = 1.0,
 ) -> LossParts:
     """`unit` is what advantages and errors of values are measured in."""
-    ended = unrolls.terminated | unrolls.truncated
-    valid_t = ~ended[:-1]
+    valid_t = valid_transitions(unrolls)
     action_t = unrolls.action[:-1]
     log_prob_t = actions.log_prob(output.logits[:-1], action_t)
     log_rho_t = log_prob_t.detach() - actions.log_prob(unrolls.behavior_logits[:-1], action_t)
@@ -70,6 +69,11 @@ def vtrace_loss(
         kl = -(weight * log_rho_t).sum()
         target_mean, target_square = (weight * targets.vs).sum(), (weight * targets.vs.square()).sum()
     return LossParts(total, policy, value, entropy, clipped_rho, kl, target_mean, target_square)
+
+
+def valid_transitions(unrolls: Unrolls) -> Tensor:
+    """Which of the transitions [T, B] count: those that do not start at an end."""
+    return ~(unrolls.terminated | unrolls.truncated)[:-1]
 
 
 def shaped_reward(reward: Tensor, config: AlgorithmConfig) -> Tensor:

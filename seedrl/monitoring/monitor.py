@@ -14,6 +14,8 @@ from typing import Any
 from seedrl import __version__
 from seedrl.config import LearnerConfig
 from seedrl.exposure import exposures
+from seedrl.identity import ALONE, Identity
+from seedrl.learning.agreement import Progress
 from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
 from seedrl.monitoring.demand import Demand
 from seedrl.monitoring.diagnosis import diagnose
@@ -53,8 +55,13 @@ class Monitor:
         batcher: Batcher[Request],
         say: Callable[[str], None],
         desired_before: int = 0,  # actors, by the process before this one
+        identity: Identity = ALONE,
+        progress: Callable[[], Progress | None] = lambda: None,
     ) -> None:
+        """`progress` is that of all ranks, if this one is to show it."""
         self._config = config
+        self._identity = identity
+        self._progress = progress
         self._run_dir = str(run_directory.path)
         self._serving = serving
         self._learning = learning
@@ -93,7 +100,9 @@ class Monitor:
     def begin(self, store: Store, policy: Policy, batches: Batches, seconds_before: float) -> None:
         """The parts are built, and serving and training begin."""
         self._store, self._policy, self._batches = store, policy, batches
-        sampler = Sampler(self._config, self._serving, self._learning, self._sessions, seconds_before)
+        sampler = Sampler(
+            self._config, self._serving, self._learning, self._sessions, seconds_before, progress=self._progress
+        )
         now = sampler.totals()
         self._written = now["time"]
         self._looks.append(now)
@@ -108,6 +117,8 @@ class Monitor:
         self._verdict = diagnose(row, self._config)
         self._row = row = {
             **row,
+            "rank": self._identity.rank,
+            "ranks": self._identity.world_size,
             "store_fill": self._store.ready / self._store.capacity,
             "bottleneck": self._verdict.bottleneck,
         }
@@ -119,12 +130,15 @@ class Monitor:
             self._sinks.write(row)
         return row
 
-    def close(self, summary: Row) -> None:
+    def close(self, summary: Row, is_coming_back: bool = False) -> None:
+        """What takes seconds to draw is left to the end of a run."""
         if self._sampler is not None:
             self.look(is_last=True)
         if self._endpoint is not None:
             self._endpoint.stop()
         self._sinks.close(summary)
+        if is_coming_back:
+            return
         draw_curve(self._metrics_file.parent)
         with contextlib.suppress(Exception):  # a page for people, and whatever keeps it from being written
             write_card(self._metrics_file.parent)
@@ -170,6 +184,9 @@ class Monitor:
             verdict=self._verdict,
             trouble=trouble(self._serving, self._learning),
             actors=actors,
+            rank=self._identity.rank,
+            ranks=self._identity.world_size,
+            node=self._identity.node,
         )
 
     def _pages(self) -> dict[str, Callable[[], Page]]:
@@ -199,6 +216,7 @@ class Monitor:
             "model": config.model.name,
             "device": self.device,
             "run_dir": self._run_dir,
+            **{name: str(value) for name, value in self._identity._asdict().items()},
         }
         state.ready = float(status.state == "running")
         state.open = float(self._sessions.is_open)

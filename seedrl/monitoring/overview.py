@@ -12,6 +12,7 @@ from rich.table import Table
 from seedrl.config import ControlConfig, DoctorConfig, StatusConfig
 from seedrl.context import Context, ContextFile, State, dump
 from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
+from seedrl.identity import Identity
 from seedrl.monitoring.words import duration
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
 from seedrl.wire.channel import Link, ask_status
@@ -100,7 +101,8 @@ def show(status: Status, top: int, console: Console) -> None:
 
 def _learner_lines(status: Status) -> list[str]:
     row = status.row
-    lines = [f"learner  {status.env} on {status.device}, {status.state}, seedrl {status.version}; {status.run_dir}"]
+    who = Identity("learner", status.rank, status.ranks, node=status.node)
+    lines = [f"{who}  {status.env} on {status.device}, {status.state}, seedrl {status.version}; {status.run_dir}"]
     if row:
         score = f"{row['return_mean_100']:.2f}" if "return_mean_100" in row else "–"
         if "eval_return_mean_100" in row:

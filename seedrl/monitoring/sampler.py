@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from seedrl.config import LearnerConfig, group_size
+from seedrl.learning.agreement import Progress
 from seedrl.metrics import (
     BATCH_STAGES,
     LEARNER_STAGES,
@@ -37,8 +38,11 @@ class Sampler:
         sessions: SessionTable,
         seconds_before: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        progress: Callable[[], Progress | None] = lambda: None,
     ) -> None:
+        """`progress` is that of all ranks, for the one that shows it: steps, episodes and returns are theirs then."""
         self._config = config
+        self._progress = progress
         self._serving = serving
         self._learning = learning
         self._sessions = sessions
@@ -47,11 +51,15 @@ class Sampler:
 
     def totals(self) -> Totals:
         """Every counter as it stands; labels and parts of histograms as name/part."""
-        return {"time": self._clock() - self._began, **_flat(self._serving), **_flat(self._learning)}
+        totals = {"time": self._clock() - self._began, **_flat(self._serving), **_flat(self._learning)}
+        progress = self._progress()
+        if progress is not None:
+            totals |= {"env_steps": progress.env_steps, "episodes": progress.episodes}
+        return totals
 
     def row(self, before: Totals, now: Totals) -> Row:
         """Where the run stands, and what has happened in between."""
-        serving, learning = self._serving, self._learning
+        serving, learning, progress = self._serving, self._learning, self._progress()
         change = {name: value - before.get(name, 0.0) for name, value in now.items()}
         seconds, requests = change["time"], change["act_latency_seconds/count"]
         recent = self._sessions.recent
@@ -60,11 +68,11 @@ class Sampler:
         cycle = self._cycle(change, latency, round_trip)
         return {
             "seconds": round(now["time"], 3),
-            "env_steps": serving.env_steps,
-            "frames": serving.env_steps * self._config.env.frame_skip,
+            "env_steps": int(now["env_steps"]),
+            "frames": int(now["env_steps"]) * self._config.env.frame_skip,
             "updates": learning.updates,
-            "episodes": serving.episodes,
-            "return_mean_100": serving.return_mean_100,
+            "episodes": int(now["episodes"]),
+            "return_mean_100": serving.return_mean_100 if progress is None else progress.return_mean,
             "eval_steps": serving.eval_steps,
             "eval_episodes": serving.eval_episodes,
             "eval_return_mean_100": serving.eval_return_mean_100,

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from seedrl.exposure import is_socket
 from seedrl.serving.sessions import SessionTable
 
 NEAR_TIE = 1.1  # elsewhere has to be so much better
@@ -197,7 +198,7 @@ def _cost(endpoint: Endpoint, more: int, *compared: Endpoint) -> float:
 
 def own_address(advertise: str, bound: str) -> str:
     """By which actors reach an endpoint: what is advertised, HOST or HOST:PORT, and else where it listens."""
-    if not advertise:
+    if not advertise or is_socket(bound):
         return bound
     has_port = advertise.rpartition(":")[2].isdigit() and not advertise.endswith("]")
     return advertise if has_port else f"{advertise}:{bound.rpartition(':')[2]}"

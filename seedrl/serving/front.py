@@ -82,6 +82,15 @@ class Front:
         """Batches run from now on; `on_ready` is called, by the server thread, when the first one may come."""
         self._done = self.server.run(self._serve(on_ready))
 
+    def agree(self, spec: EnvSpec) -> None:
+        """Spaces that another rank has been told, unless actors have told them here; waits until that is known."""
+        self.server.run(self._agree(spec)).result()
+
+    async def _agree(self, spec: EnvSpec) -> None:
+        """Runs in the server thread, whose sessions are."""
+        if not self.sessions.spec.done():
+            self.sessions.agree(spec)
+
     @property
     def has_begun(self) -> bool:
         return self._done is not None

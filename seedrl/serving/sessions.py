@@ -183,12 +183,13 @@ def _changed(exploration: Exploration, order: Order) -> Exploration:
     return changed if changed != AS_TRAINED else AS_TRAINED
 
 
-def session_seed(run_seed: int, resumed_at: int, session_id: int) -> int:
+def session_seed(run_seed: int, resumed_at: int, session_id: int, rank: int = 0) -> int:
     """Seeds a session's environments: unlike any other session's, also before a resume; the same if a run is repeated.
 
     `resumed_at` is the number of updates this process began with.
     """
-    return int(np.random.SeedSequence([run_seed, resumed_at, session_id]).generate_state(1)[0]) >> 2
+    origin = [run_seed, resumed_at, session_id, *([rank] if rank else [])]
+    return int(np.random.SeedSequence(origin).generate_state(1)[0]) >> 2
 
 
 @dataclass(eq=False)

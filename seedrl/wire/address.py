@@ -7,6 +7,14 @@ from seedrl.errors import ConfigError
 UNIX = "unix:"
 
 
+def address_of(address: str, rank: int) -> str:
+    """Of a rank, if this is the address of rank 0: the port after it, PATH.1 and so on; any port (0) stays any."""
+    if address.startswith(UNIX):
+        return f"{address}.{rank}" if rank else address
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + rank}" if port.isdigit() and int(port) else address
+
+
 def refuse_if_taken(address: str, setting: str = "listen") -> None:
     """Raises ConfigError if nobody else could listen there. A socket file that a dead process left is no hindrance."""
     try:

@@ -465,6 +465,9 @@ def encode_status(status: Status) -> pb.StatusResponse:
         verdict=pb.Verdict(**asdict(status.verdict)),
         trouble=status.trouble,
         actors=[pb.ActorStatus(**asdict(actor)) for actor in status.actors],
+        rank=status.rank,
+        ranks=status.ranks,
+        node=status.node,
     )
 
 
@@ -486,6 +489,9 @@ def decode_status(status: pb.StatusResponse) -> Status:
             ActorStatus(**{each.name: getattr(actor, each.name) for each in fields(ActorStatus)})
             for actor in status.actors
         ],
+        rank=status.rank,
+        ranks=status.ranks,
+        node=status.node,
     )
 
 

@@ -215,7 +215,7 @@ class SlowLearnerService(LearnerService):
     def _learn(self) -> None:
         update = self.learner.update
 
-        def slow(timeout: float) -> bool:
+        def slow(timeout: float = 0.0) -> bool:
             self.stop.wait(0.05)
             return update(timeout)
 

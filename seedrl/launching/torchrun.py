@@ -1,0 +1,80 @@
+"""The ranks of a learner, started and restarted by torchrun, which is torch.distributed's launcher.
+
+    python -m seedrl.launching.torchrun RANKS RESTARTS NOTES learner's settings …
+
+is `torchrun --standalone --nproc-per-node=RANKS --max-restarts=RESTARTS -m seedrl learner …`, but for its last words
+and its exit code, which is that of the first rank that failed. A rank that fails by itself leaves a note, as torchrun
+asks of its processes. It would be tried again; `seedrl run` looks for those that would only fail again.
+Imports torch only where torchrun runs.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+NOTE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun wants a failing process to say why
+# Where ranks meet is new with every restart: in a store that outlives them they would find the addresses of the dead
+# (https://github.com/pytorch/pytorch/issues/135712).
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+ENDING_SECONDS = 20  # from asking the ranks to end to killing them
+
+
+def is_under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
+    return "TORCHELASTIC_RUN_ID" in environment
+
+
+def leave_note(words: str, code: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Why this process is going to end, if torchrun has started it."""
+    if NOTE_VARIABLE not in environment:
+        return
+    about = {"errorCode": code, "timestamp": str(int(time.time()))}
+    note = {"message": {"message": words, "errorCode": code, "extraInfo": about}}
+    with contextlib.suppress(OSError):
+        Path(environment[NOTE_VARIABLE]).write_text(json.dumps(note))
+
+
+def noted_codes(notes: Path) -> set[int]:
+    """Exit codes of ranks that have failed by themselves."""
+    codes = set()
+    for path in notes.glob("*/attempt_*/*/error.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it may be written just now
+            codes.add(int(json.loads(path.read_text())["message"]["errorCode"]))
+    return codes
+
+
+def run(ranks: int, restarts: int, notes: Path, settings: Sequence[str]) -> None:
+    """Returns when all ranks have ended in order."""
+    os.environ.update(FRESH_STORE)
+    os.environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun: it says which rank has failed, and nothing of signals
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        max_restarts=restarts,
+        run_id=uuid.uuid4().hex,
+        role="learner",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        logs_specs=DefaultLogsSpecs(log_dir=str(notes)),
+        shutdown_timeout=ENDING_SECONDS,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "seedrl", "learner", *settings)
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        raise SystemExit(code if code >= 0 else 128 - code) from None  # negative: ended by a signal
+    except SignalException as error:
+        raise SystemExit(128 + error.sigval) from None
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

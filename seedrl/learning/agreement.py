@@ -1,0 +1,98 @@
+"""A round of agreement: what every rank says, and what follows from it for all of them alike.
+
+Knows nothing of how it travels. Ranks have rounds all the time, so that none is ever left alone in a collective step:
+there is an update only after all have said that they have a train batch, and an end only after one has asked for it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+STATUSES = ("", "done", "interrupted", "failed")  # how a rank wants to end; the first: not at all
+
+
+class Progress(NamedTuple):
+    """How far a run is, or one rank's part of it."""
+
+    env_steps: int = 0
+    episodes: int = 0
+    return_sum: float = 0.0  # of the last hundred episodes, or of a rank's share of them
+    return_count: int = 0
+
+    @property
+    def return_mean(self) -> float | None:
+        return self.return_sum / self.return_count if self.return_count else None
+
+
+class Load(NamedTuple):
+    """Of a rank's endpoint: what actors are shared out by."""
+
+    free: int = 0  # slots
+    slots: int = 0
+    round_trip: float = 0.0  # seconds, mean; 0 for not measured yet
+    is_open: bool = False  # to new actors
+
+
+class Said(NamedTuple):
+    """By one rank, in one round."""
+
+    has_batch: bool = False
+    stop: str = ""  # one of STATUSES
+    is_save_due: bool = False
+    knows_spaces: bool = False
+    progress: Progress = Progress()
+    load: Load = Load()
+
+    def row(self) -> list[float]:
+        flags = (self.has_batch, STATUSES.index(self.stop), self.is_save_due, self.knows_spaces)
+        return [float(number) for number in (*flags, *self.progress, *self.load)]
+
+    @classmethod
+    def of(cls, row: Sequence[float]) -> "Said":
+        has_batch, stop, is_save_due, knows_spaces, *numbers = row
+        env_steps, episodes, return_sum, return_count, free, slots, round_trip, is_open = numbers
+        return cls(
+            has_batch=bool(has_batch),
+            stop=STATUSES[int(stop)],
+            is_save_due=bool(is_save_due),
+            knows_spaces=bool(knows_spaces),
+            progress=Progress(int(env_steps), int(episodes), return_sum, int(return_count)),
+            load=Load(int(free), int(slots), round_trip, bool(is_open)),
+        )
+
+
+class Agreed(NamedTuple):
+    """By all ranks: the same everywhere."""
+
+    said: tuple[Said, ...] = (Said(),)  # by rank
+
+    @property
+    def all_have_batches(self) -> bool:
+        return all(said.has_batch for said in self.said)
+
+    @property
+    def is_save_due(self) -> bool:
+        """Rank 0 keeps the time."""
+        return self.said[0].is_save_due
+
+    @property
+    def stopper(self) -> int | None:
+        """The rank that all stop for: one that failed, or the first that wants to."""
+        wishes = [(STATUSES.index(said.stop), -rank) for rank, said in enumerate(self.said) if said.stop]
+        return -max(wishes)[1] if wishes else None
+
+    @property
+    def teller(self) -> int | None:
+        """The first rank that knows the spaces."""
+        return next((rank for rank, said in enumerate(self.said) if said.knows_spaces), None)
+
+    @property
+    def progress(self) -> Progress:
+        """Of all ranks together."""
+        env_steps, episodes, return_sum, return_count = (
+            sum(column) for column in zip(*(said.progress for said in self.said), strict=True)
+        )
+        return Progress(int(env_steps), int(episodes), return_sum, int(return_count))
+
+    @property
+    def loads(self) -> list[Load]:
+        return [said.load for said in self.said]

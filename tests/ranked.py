@@ -1,0 +1,193 @@
+"""Updates of several ranks, as real processes that average with gloo: `torchrun … -m tests.ranked OUT`.
+
+Every case makes the same few train batches for everybody; a rank trains on its part of each. What comes out of it is
+written to OUT/<rank>/<case>.safetensors; `joined` gives the same of one process on whole batches.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from seedrl.actions import Actions
+from seedrl.config import AlgorithmConfig, ModelConfig, Optimizer
+from seedrl.identity import identity
+from seedrl.learning.learner import Learner
+from seedrl.learning.ranks import Ranks
+from seedrl.learning.separate import SERVING, TRAINING, Courier, Inbox, Outbox, tell
+from seedrl.models.build import build_model
+from seedrl.specs import EnvSpec
+from tests.builders import LearnerParts, learner_parts, record, weights
+from tests.fakes import TinyModel, make_spec
+
+WORLD = 2
+UPDATES = 5
+
+
+class Hoarder(TinyModel):
+    """Has a parameter that no output depends on."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec)
+        self.unused = nn.Parameter(torch.ones(3))
+
+
+@dataclass(frozen=True)
+class Case:
+    model: ModelConfig | Callable[[EnvSpec], nn.Module]
+    spec: EnvSpec = field(default_factory=lambda: make_spec((5,)))
+    share: int = 3  # unrolls of one rank's train batch
+    algorithm: dict[str, Any] = field(default_factory=dict)
+    sync_every: int = 1
+    poisoned: tuple[int, ...] = ()  # updates in which the last rank's rewards are infinite
+
+    def parts(self, batch_size: int, ranks: Ranks | None = None) -> LearnerParts:
+        torch.manual_seed(7)
+        model = (
+            build_model(self.model, self.spec, seed=7) if isinstance(self.model, ModelConfig) else self.model(self.spec)
+        )
+        # An epsilon that is not far below the gradients: rounding must not decide where a step goes.
+        algorithm = AlgorithmConfig(**{"learning_rate": 0.01, "epsilon": 1e-3, "max_grad_norm": 0.1, **self.algorithm})
+        return learner_parts(
+            algorithm, model, self.spec, batch_size=batch_size, batches=WORLD, ranks=ranks, sync_every=self.sync_every
+        )
+
+
+SMALL = {"layers": [8]}
+CASES = {
+    "mlp": Case(ModelConfig(**SMALL)),
+    "lstm": Case(ModelConfig(lstm=6, **SMALL)),
+    "popart": Case(ModelConfig(popart=True, **SMALL), algorithm={"reward_scale": 30.0}),
+    "normalize": Case(ModelConfig(normalize=True, **SMALL)),
+    "grid": Case(ModelConfig("grid"), make_spec((3, 4, 4), "uint8"), share=8),  # it looks at every eighth row
+    "rmsprop": Case(ModelConfig(**SMALL), algorithm={"optimizer": Optimizer.rmsprop}),
+    "passes": Case(ModelConfig(**SMALL), algorithm={"passes": 2}),
+    "unused": Case(Hoarder),
+    "poisoned": Case(ModelConfig(**SMALL), poisoned=(1, 3)),
+    "local": Case(ModelConfig(normalize=True, **SMALL), sync_every=UPDATES - 1),
+    "local_popart": Case(ModelConfig(popart=True, **SMALL), sync_every=UPDATES, algorithm={"reward_scale": 30.0}),
+}
+
+
+def train(case: Case, parts: LearnerParts, part_of: int, rank: int) -> dict[str, Tensor]:
+    """Every rank records the whole of each batch, and trains on its part of it."""
+    seen = {}
+    for update in range(UPDATES):
+        parts.steps = 100 * update
+        record(parts.store, parts.learner.model, case.spec, unrolls=case.share * WORLD, seed=update)
+        for part in range(part_of):
+            if part == rank:
+                assert parts.learner.update()
+            else:
+                parts.store.take(case.share, timeout=0)
+        seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner.model).items()}
+        seen[f"{update}/versions"] = torch.tensor([parts.metrics.updates, parts.metrics.skipped_updates])
+        seen[f"{update}/grad_norm"] = torch.tensor(parts.metrics.grad_norm)
+    return seen
+
+
+def joined(case: Case) -> dict[str, Tensor]:
+    return train(case, case.parts(case.share * WORLD), part_of=1, rank=0)
+
+
+def poison(parts: LearnerParts, updates: tuple[int, ...]) -> None:
+    """Makes this rank's rewards infinite in some updates."""
+    take, number = parts.store.take, iter(range(WORLD * UPDATES))
+
+    def taken(count: int, timeout: float) -> Any:
+        unrolls = take(count, timeout)
+        assert unrolls is not None
+        if next(number) // WORLD in updates:
+            unrolls.inputs.reward.fill_(math.inf)
+        return unrolls
+
+    parts.store.take = taken  # type: ignore[method-assign]
+
+
+SEPARATE = Case(ModelConfig(lstm=6, popart=True, **SMALL), algorithm={"passes": 2, "learning_rate_end": 0.001})
+
+
+def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
+    """Rank 0's side: what it serves after every update that rank 1 has made on its unrolls."""
+    parts = case.parts(case.share * WORLD)
+    batch_size = parts.config.algorithm.batch_size
+    courier = Courier(ranks, parts.learner.model, parts.store, parts.policy, parts.metrics, batch_size)
+    seen = {}
+    for update in range(UPDATES):
+        record(parts.store, courier.model, case.spec, batch_size, seed=update, policy_version=parts.policy.version)
+        assert courier.has_batch(timeout=0)
+        assert courier.update()
+        courier.publish()
+        with parts.policy.read() as (model, version):
+            seen |= {f"{update}/{name}": tensor for name, tensor in weights(model).items()}
+        metrics = parts.metrics
+        seen[f"{update}/counted"] = torch.tensor([version, metrics.updates, metrics.unrolls_trained])
+        seen[f"{update}/lag"] = torch.tensor([metrics.policy_lag.sum, metrics.learning_rate])
+    seen["tensors"] = torch.tensor(len(courier.tensors()))
+    seen["publish_lags"] = torch.tensor(parts.metrics.publish_lag_seconds.count)
+    return seen
+
+
+def train_apart(case: Case, ranks: Ranks) -> None:
+    """Rank 1's side."""
+    parts = case.parts(case.share * WORLD)
+    learner = Learner(
+        parts.config,
+        parts.learner.model,
+        Actions(case.spec),
+        Inbox(ranks, case.spec, torch.device("cpu")),
+        Outbox(ranks),
+        parts.metrics,
+        env_steps=lambda: 100 * (parts.metrics.updates // 2),
+    )
+    for _ in range(UPDATES):
+        assert learner.update()
+        tell(ranks, parts.metrics, learner.skipped_in_a_row)
+        learner.publish()
+    ranks.share_tensors(learner.tensors(), TRAINING)
+
+
+def train_in_one(case: Case) -> dict[str, Tensor]:
+    """The same in one process."""
+    parts = case.parts(case.share * WORLD)
+    seen = {}
+    for update in range(UPDATES):
+        parts.steps = 100 * update
+        parts.record(seed=update, policy_version=parts.policy.version)
+        assert parts.learner.update()
+        parts.learner.publish()
+        seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner.model).items()}
+        metrics = parts.metrics
+        seen[f"{update}/counted"] = torch.tensor([parts.policy.version, metrics.updates, metrics.unrolls_trained])
+        seen[f"{update}/lag"] = torch.tensor([metrics.policy_lag.sum, metrics.learning_rate])
+    seen["tensors"] = torch.tensor(len(parts.learner.tensors()))
+    return seen
+
+
+def main(out: Path) -> None:
+    ranks = Ranks.join(identity("learner"), torch.device("cpu"), timeout=60.0)
+    rank = ranks.identity.rank
+    (out / str(rank)).mkdir(parents=True)
+    for name, case in CASES.items():
+        parts = case.parts(case.share, ranks)
+        if case.poisoned and rank == WORLD - 1:
+            poison(parts, case.poisoned)
+        seen = train(case, parts, WORLD, rank)
+        safetensors.torch.save_file(
+            {key: each.contiguous() for key, each in seen.items()}, out / str(rank) / f"{name}.safetensors"
+        )
+    if rank == SERVING:
+        safetensors.torch.save_file(serve_apart(SEPARATE, ranks), out / "separate.safetensors")
+    else:
+        train_apart(SEPARATE, ranks)
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

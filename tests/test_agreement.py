@@ -1,0 +1,55 @@
+"""What follows for all ranks from what each of them says."""
+
+import pytest
+
+from seedrl.learning.agreement import STATUSES, Agreed, Load, Progress, Said
+
+
+def said(**changes: object) -> Said:
+    return Said()._replace(**changes)
+
+
+def test_said_survives_its_way_as_numbers() -> None:
+    whole = Said(True, "interrupted", True, True, Progress(2**40, 3, -1.5, 7), Load(5, 9, 0.25, True))
+    assert Said.of(whole.row()) == whole
+    assert Said.of(Said().row()) == Said()
+    assert len(whole.row()) == len(Said().row())
+
+
+def test_agreed_update_takes_a_batch_of_every_rank() -> None:
+    assert Agreed((said(has_batch=True), said(has_batch=True))).all_have_batches
+    assert not Agreed((said(has_batch=True), said())).all_have_batches
+
+
+@pytest.mark.parametrize(
+    ("stops", "stopper"),
+    [
+        (["", "", ""], None),
+        (["", "interrupted", "interrupted"], 1),
+        (["interrupted", "", "failed"], 2),
+        (["done", "done", "done"], 0),
+    ],
+)
+def test_agreed_stopper_is_one_that_failed_or_the_first(stops: list[str], stopper: int | None) -> None:
+    assert Agreed(tuple(said(stop=stop) for stop in stops)).stopper == stopper
+
+
+def test_agreed_save_is_rank_0s_to_ask_for() -> None:
+    assert Agreed((said(is_save_due=True), said())).is_save_due
+    assert not Agreed((said(), said(is_save_due=True))).is_save_due
+
+
+def test_agreed_teller_is_the_first_that_knows_the_spaces() -> None:
+    assert Agreed((said(), said(knows_spaces=True), said(knows_spaces=True))).teller == 1
+    assert Agreed((said(), said())).teller is None
+
+
+def test_agreed_progress_is_that_of_all_ranks() -> None:
+    agreed = Agreed((said(progress=Progress(10, 2, 8.0, 2)), said(progress=Progress(5, 1, 1.0, 1))))
+    assert agreed.progress == Progress(15, 3, 9.0, 3)
+    assert agreed.progress.return_mean == 3.0
+    assert Progress().return_mean is None
+
+
+def test_statuses_that_are_worse_come_later() -> None:
+    assert STATUSES == ("", "done", "interrupted", "failed")
