@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from seedrl.errors import RankLost
+from tests.by_torchrun import torchrun
 from tests.integration.waiting import free_address
 from tests.ranked import CASES, SEPARATE, UPDATES, WORLD, joined, train, train_in_one
-from tests.torchrun import torchrun
 
 Seen = dict[str, Tensor]
 EXACT = [name for name, case in CASES.items() if case.sync_every == 1 and not case.poisoned]

@@ -1,4 +1,4 @@
-"""A rank's part in rounds of agreement, alone; integration/test_torchrun.py has several of them."""
+"""A rank's part in rounds of agreement, alone; integration/test_several_ranks.py has several of them."""
 
 from seedrl.config import StopConfig
 from seedrl.errors import RankLost, ThreadDied

@@ -76,7 +76,10 @@ def gone(pids: list[int]) -> bool:
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_run_whose_rank_is_killed_goes_on_from_the_checkpoint_with_all_ranks_and_actors(commands: Commands) -> None:
+@pytest.mark.parametrize("victim", range(RANKS))
+def test_run_whose_rank_is_killed_goes_on_from_the_checkpoint_with_all_ranks_and_actors(
+    victim: int, commands: Commands
+) -> None:
     run = start(commands, FOR_EVER)
     eventually(lambda: sorted(run.streaming()) == ["actor-0", "actor-1"], LONG)
     before = run.pids()
@@ -86,14 +89,14 @@ def test_run_whose_rank_is_killed_goes_on_from_the_checkpoint_with_all_ranks_and
     assert (code, f"learner rank 1/{RANKS} on " in out) == (0, True)
 
     began = time.monotonic()
-    os.kill(before[1], signal.SIGKILL)
+    os.kill(before[victim], signal.SIGKILL)
     eventually(lambda: len(run.pids()) == RANKS and not set(run.pids()) & set(before) and gone(before), LONG)
     left = saved_steps(run.directory)
     eventually(lambda: run.is_training() and sorted(run.streaming()) == ["actor-0", "actor-1"], LONG)
     took = time.monotonic() - began
     assert f"resumed at {left:,} steps" in run.process.out
     run.trains_on()
-    print(f"from the death of a rank until all train and all actors stream: {took:.1f} s")
+    print(f"from the death of rank {victim} until all train and all actors stream: {took:.1f} s")
 
     now = run.pids()
     run.process.signal(signal.SIGTERM)

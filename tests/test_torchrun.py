@@ -1,0 +1,137 @@
+"""How `seedrl run` starts ranks through torchrun, and what it makes of their ends; nothing is started here."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from seedrl.config import Engine, RunConfig
+from seedrl.context import LEARNER, State
+from seedrl.launching import local
+from seedrl.launching.local import Supervisor
+from seedrl.launching.torchrun import NOTE_VARIABLE, is_under_torchrun, leave_note, noted_codes
+
+
+class FakeProcess:
+    pid = 4242
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self.is_terminated = False
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.is_terminated = True
+
+
+class Started:
+    def __init__(
+        self, supervisor: Supervisor, commands: list[tuple[str, ...]], variables: list[dict[str, str]]
+    ) -> None:
+        self.supervisor, self.commands, self.variables = supervisor, commands, variables
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+    """A supervisor of two ranks that has started everything, as it believes."""
+    commands: list[tuple[str, ...]] = []
+    variables: list[dict[str, str]] = []
+
+    def start(*command: str, env: dict[str, str], **_: Any) -> FakeProcess:
+        commands.append(command)
+        variables.append(env)
+        return FakeProcess()
+
+    monkeypatch.setattr(local, "start_module", start)
+    config = RunConfig(run_dir=str(tmp_path / "run"), max_restarts=3)
+    config.ranks.count, config.actors.count, config.launch.engine = 2, 3, Engine.torchrun
+    config.launch.env, config.launch.actor.env = {"A": "job", "B": "job"}, {"B": "actor"}
+    supervisor = Supervisor(config, ["env=cartpole", "ranks.count=2"])
+    supervisor._address, supervisor._notes = "unix:/private/learner.sock", tmp_path / "notes"
+    supervisor._learner.start()
+    for number in range(3):
+        supervisor._start_actor(number)
+    return Started(supervisor, commands, variables)
+
+
+def test_run_starts_ranks_through_torchrun_with_the_settings_of_a_learner(started: Started) -> None:
+    learner, *_ = started.commands
+    assert learner[:3] == ("seedrl.launching.torchrun", "2", "3")
+    assert learner[4:6] == ("env=cartpole", "ranks.count=2")
+    assert "listen='unix:/private/learner.sock'" in learner
+
+
+def test_run_shares_actors_out_among_the_ranks(started: Started) -> None:
+    addresses = [next(word for word in command if word.startswith("learner=")) for command in started.commands[1:]]
+    socket = "unix:/private/learner.sock"
+    assert addresses == [f"learner='{socket}'", f"learner='{socket}.1'", f"learner='{socket}'"]
+
+
+def test_run_gives_children_the_variables_of_their_role(started: Started) -> None:
+    learner, actor, *_ = started.variables
+    assert (learner["A"], learner["B"]) == ("job", "job")
+    assert (actor["A"], actor["B"]) == ("job", "actor")
+
+
+def process_of(started: Started) -> FakeProcess:
+    process: Any = started.supervisor._learner.process
+    assert isinstance(process, FakeProcess)
+    return process
+
+
+def note(started: Started, code: int, rank: int = 0, attempt: int = 0) -> None:
+    """As a rank leaves it where torchrun tells it to."""
+    path = started.supervisor._notes / f"run/attempt_{attempt}/{rank}/error.json"
+    path.parent.mkdir(parents=True)
+    leave_note("why", code, {NOTE_VARIABLE: str(path)})
+
+
+def test_run_ends_torchrun_when_a_rank_would_only_fail_again(started: Started) -> None:
+    note(started, 9, rank=1)
+    assert started.supervisor._learner_code() is None
+    assert not process_of(started).is_terminated  # another rank was lost: torchrun's business
+    note(started, 2)
+    assert started.supervisor._learner_code() is None
+    assert process_of(started).is_terminated
+    process_of(started).code = 143
+    assert started.supervisor._learner_code() == 2
+
+
+def test_run_that_was_asked_to_stop_ends_well_if_its_ranks_did(started: Started) -> None:
+    supervisor = started.supervisor
+    process_of(started).code = 143
+    supervisor._signalled_at = 1.0
+    assert supervisor._learner_code() == 143
+    with supervisor._context.change() as context:
+        context.state = State.DONE
+    assert supervisor._learner_code() == 0
+
+
+def test_run_whose_torchrun_gave_up_does_not_start_it_again(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with started.supervisor._context.change() as context:
+        context.counters = {"updates": 10}
+        context.update(LEARNER, pid=1, parent=FakeProcess.pid)
+    assert not started.supervisor._is_worth_restarting(137)
+    assert "torchrun gave up" in capsys.readouterr().err
+    assert started.supervisor._is_worth_restarting(-9)  # torchrun itself was killed
+    capsys.readouterr()
+
+
+def test_note_is_left_only_under_torchrun_and_read_as_torchrun_reads_it(tmp_path: Path) -> None:
+    leave_note("why", 3, {})
+    path = tmp_path / "run/attempt_1/0/error.json"
+    path.parent.mkdir(parents=True)
+    leave_note("why", 3, {NOTE_VARIABLE: str(path)})
+    told = json.loads(path.read_text())["message"]
+    assert (told["message"], int(told["extraInfo"]["timestamp"]) > 0) == ("why", True)
+    (tmp_path / "run/attempt_1/1").mkdir()
+    (tmp_path / "run/attempt_1/1/error.json").write_text("{")  # half written
+    assert noted_codes(tmp_path) == {3}
+    assert noted_codes(tmp_path / "absent") == set()
+    assert is_under_torchrun({"TORCHELASTIC_RUN_ID": "x"})
+    assert not is_under_torchrun({})
