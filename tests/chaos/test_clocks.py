@@ -19,6 +19,7 @@ WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "d
 TELLS_THE_TIME = {
     "seedrl/certs.py",
     "seedrl/context.py",
+    "seedrl/launching/torchrun.py",
     "seedrl/membership.py",
     "seedrl/monitoring/overview.py",
     "seedrl/monitoring/sinks.py",
