@@ -116,7 +116,7 @@ def test_health_of_a_learner_that_stops_is_not_ready_within_a_tenth_of_a_second(
     """C6: not ready within 100 ms, by gRPC and by HTTP, measured from the moment it is asked to stop."""
     learner = start_learner()
     start_actor(learner.address)
-    pages = learner.service.monitor.address
+    pages = eventually(lambda: learner.service.monitor.address)  # opened after the port
     with Health(learner.address) as health:
         eventually(lambda: health.is_serving("ready") and page(pages, "/readyz") == 200)
         asked = time.monotonic()
