@@ -200,3 +200,26 @@ def test_learner_with_another_number_of_ranks_than_were_started_is_refused(comma
     assert code == 2
     assert "seedrl learner rank 1/2 on" in err
     assert "ranks.count=3, and 2 were started" in err
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_actors_that_all_come_to_rank_0_are_shared_out_and_move_when_it_is_emptied(commands: Commands) -> None:
+    """Ranks tell each other of their endpoints in rounds of agreement; actors know only rank 0's address."""
+    run = start(commands, FOR_EVER, "listen=127.0.0.1:0")
+    home = run.status(0).address
+
+    def guests(rank: int) -> set[str]:
+        return {name for name, member in run.context(rank).members.items() if member.streams_to and "guest" in name}
+
+    everybody = {f"guest-{number}" for number in range(4)}
+    for name in sorted(everybody):
+        commands.start("actor", f"learner={home}", f"name={name}")
+        eventually(lambda name=name: name in guests(0) | guests(1), LONG)
+    assert [len(guests(rank)) for rank in range(RANKS)] == [2, 2]
+    code, _, err = commands.run("control", "move", f"learner={home}")
+    assert code == 0, err
+    eventually(lambda: guests(1) == everybody and not guests(0), LONG)
+    code, _, err = commands.run("control", "open", f"learner={home}")
+    assert code == 0, err
+    run.trains_on()  # a rank without actors holds the others up, so some have come back by themselves
