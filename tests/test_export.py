@@ -121,6 +121,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return Exported(trained, files)
 
 
+@pytest.mark.long
 def test_export_as_onnx_never_chooses_what_is_forbidden(exported: Exported) -> None:
     trained = exported.trained
     inputs = random_inputs(trained.policy, rows=5, seed=1)

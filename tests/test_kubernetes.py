@@ -154,6 +154,7 @@ def test_actors_in_pods_have_settings_that_lead_to_the_learner(variant: str, tmp
     assert host == (named if job.ranks == 1 else f"{job.name}-learner-0.{named}")
 
 
+@pytest.mark.long
 def test_torchrun_takes_the_command_and_the_learner_its_settings(tmp_path: Path) -> None:
     """Everything but the network: the real program, one rank, at an address of this machine."""
     words = as_in_a_pod(rendered("two_ranks"), "learner", tmp_path, 1)

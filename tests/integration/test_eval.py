@@ -111,6 +111,7 @@ def test_evaluate_with_options_the_environment_refuses_says_what_the_actor_said(
         evaluate(config, chosen_checkpoint(run, "newest", print), seed=5)
 
 
+@pytest.mark.long
 def test_eval_prints_json_for_each_seed_and_writes_it_into_the_run_directory(run: Path, commands: Commands) -> None:
     code, out, err = commands.run("eval", f"run={run}", "episodes=8", "seeds=2", "threads=1", "--json")
     assert code == 0, err

@@ -133,6 +133,7 @@ def test_status_of_a_waiting_learner_is_told_before_any_actor_came(start_learner
 # The commands, as processes
 
 
+@pytest.mark.long
 def test_status_of_a_run_that_has_ended_says_how(commands: Commands) -> None:
     code, _, err = commands.run("run", "run_dir=short", "stop.env_steps=2000", "display=none")
     assert code == 0, err
@@ -162,6 +163,7 @@ def test_status_without_a_learner_says_what_to_give(
     assert (ended, words in err) == (code, True), err
 
 
+@pytest.mark.long
 def test_doctor_before_a_run_that_works_says_so(commands: Commands) -> None:
     code, out, err = commands.run("doctor", "env=catch", f"listen={free_address()}")
     assert code == 0, out + err
@@ -223,6 +225,7 @@ def status_of(commands: Commands, directory: Path) -> dict[str, Any]:
     return json.loads(out) if code == 0 else {}
 
 
+@pytest.mark.long
 def test_status_without_arguments_finds_the_newest_run(run: tuple[Commands, Process, Path]) -> None:
     commands, _, directory = run
     code, out, err = commands.run("status")

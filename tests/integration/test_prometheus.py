@@ -27,6 +27,8 @@ from tests.integration.support import RawActor
 from tests.integration.waiting import eventually, free_address
 from tests.programs import needed
 
+pytestmark = pytest.mark.long
+
 FILES = conf_directory() / "observability"
 ENDLESS = ("stop.env_steps=1_000_000_000", "stop.return_mean_100=null", "checkpoint.seconds=0.5", "display=none")
 WINDOW = "8s"

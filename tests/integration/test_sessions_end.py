@@ -206,6 +206,7 @@ class Watched:
         return int(eventually(lambda: self.rows_of and max(self.learner.service.sessions.open, default=0)))
 
 
+@pytest.mark.long
 def test_killed_actor_leaves_nothing_behind_and_the_others_lose_no_step(
     start_learner: StartLearner, start_actor: StartActor, commands: Commands
 ) -> None:
@@ -236,6 +237,7 @@ def test_killed_actor_leaves_nothing_behind_and_the_others_lose_no_step(
     assert not any(other.wrong or len(other.pools) > 1 for other in others)
 
 
+@pytest.mark.long
 def test_stopped_actor_is_evicted_and_joins_again_when_it_goes_on(
     start_learner: StartLearner, commands: Commands, tmp_path: Path
 ) -> None:
