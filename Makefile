@@ -9,7 +9,7 @@ READY := .venv/.installed
 INSTALL := -m pip install -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-long test-learning chaos soak lint bench proto dashboards reference manifests tools constraints wheel clean
+.PHONY: help train test test-long test-cluster test-learning chaos soak lint bench proto dashboards reference manifests tools constraints wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -21,7 +21,10 @@ test: lint tools ## lint, then run every test that takes seconds: five minutes i
 	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
 test-long: $(READY) tools ## run the tests of whole commands and many processes: some minutes more
-	$(BIN)/pytest -m long -n auto --dist loadscope $(ARGS)
+	$(BIN)/pytest -m 'long and not chaos' -n auto --dist loadscope $(ARGS)
+
+test-cluster: $(READY) tools ## run the tests of ranks, hosts, Ray and pods: ten minutes more
+	$(BIN)/pytest -m cluster $(ARGS)
 
 test-learning: $(READY) ## run the slow tests: does it still learn?
 	$(BIN)/pytest -m slow --timeout=1800 $(ARGS)

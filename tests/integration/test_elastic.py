@@ -18,7 +18,7 @@ ENDED = ("actor-1", "actor-2")
 UPDATE, STEP = 0.05, 0.05  # seconds; an update takes 16 steps, a step of an actor's four environments gives 4
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 @pytest.mark.timeout(500)
 def test_run_grows_while_the_learner_waits_and_shrinks_once_it_does_not(commands: Commands, tmp_path: Path) -> None:
     """One actor gives 80 steps per second of the 320 that could be trained, until its environments become fast."""

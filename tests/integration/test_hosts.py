@@ -13,7 +13,7 @@ from tests.integration.hosts import ROOT, Hosts
 from tests.integration.processes import Process, summary_of
 from tests.integration.waiting import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 PORT = 50051
 
 

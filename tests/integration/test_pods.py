@@ -44,7 +44,7 @@ def probe(job: PodJob, role: str, name: str) -> str:
     return str(container_of(job, role)[name]["httpGet"]["path"])
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 def test_pods_of_a_job_find_each_other_over_tls_and_probes_tell_how_they_are(
     commands: Commands, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from seedrl.launching.raycluster import alive, as_node, reserved
 from tests.integration.processes import Commands, Process, saved_steps, summary_of
 from tests.integration.waiting import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 INSECURE = ("security.allow_insecure=true",)
 CPUS = 4  # of each node, as Ray counts

@@ -74,7 +74,7 @@ def gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("victim", range(RANKS))
 def test_run_whose_rank_is_killed_goes_on_from_the_checkpoint_with_all_ranks_and_actors(
@@ -112,7 +112,7 @@ def test_run_whose_rank_is_killed_goes_on_from_the_checkpoint_with_all_ranks_and
     assert run.context().state is State.DONE
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_run_stops_with_all_ranks_when_one_of_them_is_asked_to(commands: Commands) -> None:
     run = start(commands, FOR_EVER)
@@ -124,7 +124,7 @@ def test_run_stops_with_all_ranks_when_one_of_them_is_asked_to(commands: Command
     assert summary_of(run.directory / "ranks/1")["reason"] == "Interrupted by SIGTERM"
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_run_resumes_with_any_number_of_ranks(commands: Commands) -> None:
     """2 → 1 → 2: weights, optimiser and counters go on, whoever counted them."""
@@ -150,7 +150,7 @@ def test_run_resumes_with_any_number_of_ranks(commands: Commands) -> None:
     assert trained_last - trained_alone == RANKS * 4 * (last - alone)
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_run_that_serves_and_trains_apart_ends_in_order_and_goes_on_in_one_process(commands: Commands) -> None:
     directory = commands.directory / "run"
@@ -171,7 +171,7 @@ def test_run_that_serves_and_trains_apart_ends_in_order_and_goes_on_in_one_proce
     assert 0 < summary["policy_lag_mean"] < 20
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 def test_run_whose_ranks_would_only_fail_again_ends_with_their_code_and_reason(commands: Commands) -> None:
     process = commands.start("run", "run_dir=run", *ON_TORCHRUN, FOR_EVER, "model=nature")
     assert process.wait(LONG) == 2, process.out + process.err
@@ -202,7 +202,7 @@ def test_learner_with_another_number_of_ranks_than_were_started_is_refused(comma
     assert "ranks.count=3, and 2 were started" in err
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_actors_that_all_come_to_rank_0_are_shared_out_and_move_when_it_is_emptied(commands: Commands) -> None:
     """Ranks tell each other of their endpoints in rounds of agreement; actors know only rank 0's address."""

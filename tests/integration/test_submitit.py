@@ -5,7 +5,7 @@ import pytest
 from tests.integration.processes import Commands, summary_of
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 def test_sweep_through_submitit_trains_each_run_in_its_directory(commands: Commands) -> None:
     small = ("actors.envs=8", "algorithm.batch_size=4", "stop.env_steps=1000", "stop.return_mean_100=null")
     sweep = ("hydra/launcher=submitit_local", "seed=1,2", "run_dir=runs/seed-${seed}")
