@@ -131,7 +131,7 @@ def test_group_that_is_done_first_comes_first() -> None:
     pool = make_pool(make, group_size=2, threads=1)
     history = play(pool, 6)
     assert [int(rows.env_id[0]) for rows in history].count(2) >= 4
-    assert {tuple(rows.env_id.tolist()) for rows in history} == {(0, 1), (2, 3)}
+    assert {tuple(rows.env_id.tolist()) for rows in history} <= {(0, 1), (2, 3)}  # the slow one may not come at all
 
 
 def test_mask_in_info_becomes_part_of_the_observation() -> None:
