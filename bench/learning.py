@@ -1,7 +1,8 @@
 """Steps and seconds to a score, over seeds: whole runs of `seedrl run`, learner and actor on this machine.
 
 A task is a preset of conf/experiment or conf/env with a score to stop at, and further settings behind it if need be:
-"minigrid_memory model.lstm=0". Figures are interquartile means over seeds with bootstrap 95 %
+"memory model.lstm=0". "A then B" is learned one after the other, B from what A learned; what A took counts. Tasks that
+`out` has curves of and that are not asked for are kept. Figures are interquartile means over seeds with bootstrap 95 %
 intervals, see seedrl/monitoring/statistics.py.
 """
 
@@ -11,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from bench.document import read
 from bench.harness import Report
 from seedrl.commands import conf_directory
 from seedrl.config import BenchConfig
@@ -35,14 +37,20 @@ class Curve:
     seed: int
     target: float
     score: float | None
+    solved: bool
     cpu_seconds: float
     env_steps: list[int]
     seconds: list[float]
     returns: list[float]
 
-    @property
-    def solved(self) -> bool:
-        return self.score is not None and self.score >= self.target
+    def after(self, earlier: "Curve") -> "Curve":
+        """The same with what an earlier run took before it."""
+        return replace(
+            self,
+            cpu_seconds=self.cpu_seconds + earlier.cpu_seconds,
+            env_steps=[steps + earlier.env_steps[-1] for steps in self.env_steps],
+            seconds=[seconds + earlier.seconds[-1] for seconds in self.seconds],
+        )
 
 
 def train(settings: Sequence[str], run_dir: Path) -> None:
@@ -54,25 +62,38 @@ def train(settings: Sequence[str], run_dir: Path) -> None:
 
 def run(config: BenchConfig, runner: Runner = train) -> Report:
     report = Report("learning")
-    report.detail["curves"] = []
+    kept = [curve for curve in known(config.out) if curve.task not in config.tasks]
     curves = [_run_one(task, seed, runner) for seed in range(1, config.seeds + 1) for task in config.tasks]
-    for task in config.tasks:
-        runs = [curve for curve in curves if curve.task == task]
-        report.detail["curves"] += [asdict(curve) for curve in runs]
+    report.detail["curves"] = [asdict(curve) for curve in kept + curves]
+    for task in dict.fromkeys([curve.task for curve in kept] + config.tasks):
+        runs = [curve for curve in kept + curves if curve.task == task]
         report.add(_row(task, runs))
         if unsolved := [curve.seed for curve in runs if not curve.solved]:
             report.note(
-                f"{task}: seeds {unsolved} ended below {runs[0].target:g}; all they took counts: at least so much"
+                f"{task}: seeds {unsolved} did not reach {runs[0].target:g}; all they took counts: at least so much"
             )
     return report
 
 
+def known(out: str) -> list[Curve]:
+    """What an earlier measurement left in that file."""
+    if not out or not Path(out).exists():
+        return []
+    stages = [stage for stage in read(Path(out)).stages if stage["stage"] == "learning"]
+    return [Curve(**curve) for stage in stages for curve in stage["detail"]["curves"]]
+
+
 def _run_one(task: str, seed: int, runner: Runner) -> Curve:
+    curve: Curve | None = None
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        run_dir = Path(directory) / "run"
-        before = _cpu_of_children()
-        runner([*settings_of(task), f"seed={seed}"], run_dir)
-        curve = read_curve(task, seed, run_dir, _cpu_of_children() - before)
+        for number, part in enumerate(task.split(" then ")):
+            run_dir = Path(directory) / str(number)
+            start = [f"init_from={run_dir.with_name(str(number - 1))}"] if curve else []
+            before = _cpu_of_children()
+            runner([*settings_of(part), f"seed={seed}", *start], run_dir)
+            newest = read_curve(task, seed, run_dir, _cpu_of_children() - before)
+            curve = newest.after(curve) if curve else newest
+    assert curve is not None  # a split has at least one part
     print(
         f"  {task} seed {seed}: {curve.score} after {curve.env_steps[-1]:,} steps, {curve.seconds[-1]:.1f} s",
         flush=True,
@@ -88,7 +109,8 @@ def settings_of(task: str) -> list[str]:
 
 def read_curve(task: str, seed: int, run_dir: Path, cpu_seconds: float) -> Curve:
     """What a run directory says. The last point is the summary's."""
-    target = yaml.safe_load((run_dir / "config.yaml").read_text())["stop"]["return_mean_100"]
+    stop = yaml.safe_load((run_dir / "config.yaml").read_text())["stop"]
+    target = stop["return_mean_100"]
     if target is None:
         raise ConfigError(f"tasks={task} has no score to reach; give presets that set stop.return_mean_100")
     summary = json.loads((run_dir / "summary.json").read_text())
@@ -99,6 +121,7 @@ def read_curve(task: str, seed: int, run_dir: Path, cpu_seconds: float) -> Curve
         seed,
         target,
         summary["return_mean_100"],
+        summary["env_steps"] < stop["env_steps"],  # by the end of the run the mean may have moved off the target again
         cpu_seconds,
         env_steps=[row["env_steps"] for row in points],
         seconds=[row["seconds"] for row in points],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.harness import Report
+from bench.harness import Report, write
 from bench.learning import run, settings_of, train
 from seedrl.config import BenchConfig
 from seedrl.errors import ConfigError
@@ -24,14 +24,16 @@ class FakeRuns:
 
     def __call__(self, settings: Sequence[str], run_dir: Path) -> None:
         self.asked.append(list(settings))
-        task, seed = (setting.partition("=")[2] for setting in settings)
+        task, seed = (setting.partition("=")[2] for setting in settings[:2])
         steps, score = 1000 * int(seed), self._scores[task][int(seed) - 1]
+        target = TARGETS[task]
+        goal = steps if target is None or score < target else 500_000
         rows = [
             {"env_steps": steps // 10, "seconds": 0.5, "return_mean_100": None},  # before the first episode ends
             {"env_steps": steps // 2, "seconds": steps / 2000, "return_mean_100": score / 2},
         ]
         run_dir.mkdir()
-        (run_dir / "config.yaml").write_text(yaml.safe_dump({"stop": {"return_mean_100": TARGETS[task]}}))
+        (run_dir / "config.yaml").write_text(yaml.safe_dump({"stop": {"return_mean_100": target, "env_steps": goal}}))
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         summary = {"env_steps": steps, "seconds": steps / 1000, "return_mean_100": score}
         (run_dir / "summary.json").write_text(json.dumps(summary))
@@ -75,7 +77,7 @@ def test_run_unsolved_seed_counts_with_all_it_took_and_is_told() -> None:
     report = learned({"cartpole": [480.0, 12.0]})
     assert report.table[0]["solved"] == "1/2"
     assert report.table[0]["steps"] == 1500
-    assert "seeds [2] ended below 475" in report.notes[0]
+    assert "seeds [2] did not reach 475" in report.notes[0]
 
 
 def test_run_curves_leave_out_what_has_no_return_and_end_with_the_summary() -> None:
@@ -93,3 +95,20 @@ def test_run_task_without_a_score_to_reach_is_refused() -> None:
 def test_run_that_fails_says_what_it_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"seedrl run env=nowhere ended with code 1.*env/nowhere"):
         train(["env=nowhere"], tmp_path / "run")
+
+
+def test_run_of_one_task_after_the_other_begins_from_it_and_counts_what_it_took() -> None:
+    runs = FakeRuns({"cartpole": [480.0], "catch": [0.96]})
+    (curve,) = run(BenchConfig(tasks=["cartpole then catch"], seeds=1), runs).detail["curves"]
+    first, second = runs.asked
+    assert first == ["env=cartpole", "seed=1"]
+    assert second[:2] == ["env=catch", "seed=1"]
+    assert second[2].startswith("init_from=")
+    assert (curve["target"], curve["env_steps"], curve["seconds"]) == (0.95, [1500, 2000], [1.5, 2.0])
+
+
+def test_run_keeps_curves_of_tasks_that_are_not_measured_again(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    write(out, [learned({"cartpole": [480.0], "catch": [0.96]})])
+    report = run(BenchConfig(tasks=["catch"], seeds=1, out=str(out)), FakeRuns({"catch": [0.5]}))
+    assert [(row["task"], row["reached"]) for row in report.table] == [("cartpole", "480"), ("catch", "0.5")]
