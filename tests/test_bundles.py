@@ -53,3 +53,11 @@ def test_role_that_asks_for_nothing_is_refused() -> None:
     config.launch.actor = RoleConfig(cpus=0)
     with pytest.raises(ConfigError, match=r"launch.actor asks for nothing"):
         layout(config, place(config, THREE))
+
+
+@pytest.mark.parametrize("placement", [("collocate",), ("per_node",)])
+def test_actors_that_come_later_and_a_placement_that_binds_them_are_refused(placement: tuple[str]) -> None:
+    config = job(*placement, per_node=2 if "per_node" in placement else 0)
+    config.actors.at_most = 3
+    with pytest.raises(ConfigError, match=rf"at_most=3 and launch.placement=\['{placement[0]}'\] do not fit"):
+        layout(config, place(config, THREE))

@@ -37,6 +37,12 @@ class Layout(NamedTuple):
 
 def layout(config: RunConfig, places: Sequence[Place]) -> Layout:
     placement = config.launch.placement
+    bound = [each.name for each in placement if each is not Placement.spread]
+    if config.actors.at_most > config.actors.count and bound:
+        raise ConfigError(
+            f"actors.at_most={config.actors.at_most} and launch.placement={bound} do not fit: an actor that Ray starts "
+            "later goes wherever there is room; leave one of them out"
+        )
     machines = [tuple(group) for _, group in groupby(places, lambda place: place.node)]
     strategy = "SPREAD" if Placement.spread in placement else "PACK"
     groups: Iterable[tuple[Place, ...]] = [(place,) for place in places]
@@ -46,7 +52,7 @@ def layout(config: RunConfig, places: Sequence[Place]) -> Layout:
         strategy = "STRICT_PACK"
     elif Placement.collocate in placement:
         groups = machines
-    return Layout(strategy, tuple(_bundle(config, group) for group in groups))
+    return Layout(strategy, tuple(bundle_of(config, group) for group in groups))
 
 
 def role_of(config: RunConfig, place: Place) -> RoleConfig:
@@ -64,7 +70,7 @@ def _resources(role: RoleConfig) -> Iterator[tuple[str, float]]:
             yield name, amount
 
 
-def _bundle(config: RunConfig, places: tuple[Place, ...]) -> Bundle:
+def bundle_of(config: RunConfig, places: tuple[Place, ...]) -> Bundle:
     resources: dict[str, float] = {}
     labels: dict[str, str] = {}
     for place in places:

@@ -1,4 +1,4 @@
-"""One process of a job, run on the machine that Ray has chosen, as the child of a Ray actor. Knows no role.
+"""One process of a job, run on the machine that Ray has chosen, as the child of a Ray actor.
 
 A child of its own, because a process of ours has its signals, its exit code, its output and its environment variables
 for itself, as everywhere else; and whatever either of the two does, the other's libraries and threads are elsewhere.
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import ray
 
+from seedrl.context import LEARNER, ContextFile, State
 from seedrl.launching.children import Process, start_module
 
 
@@ -71,6 +72,13 @@ class Host:
         if not is_followed:
             yield words
         yield process.wait()
+
+    def desired_actors(self, run_directory: str) -> int:
+        """That its process could use, if that is a learner which trains in this directory; else 0."""
+        context = ContextFile(Path(run_directory)).read_or_new()
+        learner, process = context.members.get(LEARNER), self._process
+        is_ours = learner is not None and process is not None and learner.pid == process.pid
+        return context.desired_actors if is_ours and context.state is State.RUNNING else 0
 
     def stop(self) -> None:
         """Asks the process to end in order; once more to end at once."""

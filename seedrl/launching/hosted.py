@@ -1,5 +1,6 @@
 """One process of a job over all its lives on Ray, as the driver sees it. Knows nothing of the others."""
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ class Hosted:
         self.is_running = False
         self.is_moving = False  # to another learner
         self.is_over = False  # it is not to be started again
+        self.leaves_by = math.inf  # an actor that is not needed any more
         self.due = 0.0  # it is not to be started before
         self.exit_code: int | None = None  # of the process before; negative: ended by a signal
         self.last_words = ""
@@ -54,7 +56,7 @@ class Hosted:
             memory=needed.get("memory"),
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
             max_restarts=config.max_restarts if self.is_learner else config.actors.max_restarts,
-            max_concurrency=3,  # it can be asked to stop while it runs something
+            max_concurrency=4,  # it can be asked to stop, and what it needs, while it runs something
             runtime_env={"env_vars": variables(config.launch, role, {})},  # over its machine's own
         )
         return options.remote(self.name)
@@ -111,6 +113,10 @@ class Hosted:
         run = self._handle.run.options(num_returns="streaming")
         self.pending = run.remote(module, arguments, {**more, "NODE_NAME": self.node}, os.getcwd(), self.is_learner)
         self.is_running = True
+
+    def desired_actors(self) -> Any:
+        """What a learner could use, once Ray has asked it: a reference."""
+        return self._handle.desired_actors.remote(self._run_directory)
 
     def stop(self) -> None:
         if self.is_running:

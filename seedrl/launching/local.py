@@ -230,10 +230,10 @@ class Supervisor:
 
     def _wanted_actors(self) -> int:
         """As many as there are to be while no learner of ours can tell."""
-        actors, context = self._config.actors, self._context.read_or_new()
+        context = self._context.read_or_new()
         if self._signalled_at or context.state is not State.RUNNING or not self._is_ours(context):
             return len(self._actors.keys() - self._released.keys())
-        return min(max(context.desired_actors * serving_ranks(self._config), actors.count), actors.at_most)
+        return wanted_actors(self._config, context.desired_actors)
 
     def _release(self, number: int, deadline: float) -> None:
         self._released[number] = deadline
@@ -319,6 +319,11 @@ class Supervisor:
             if self._state is not None:
                 context.state, context.reason = self._state
             self._is_noted = True
+
+
+def wanted_actors(config: RunConfig, desired: int) -> int:
+    """How many there should be if each rank could use so many."""
+    return min(max(desired * serving_ranks(config), config.actors.count), config.actors.at_most)
 
 
 def start_actor(

@@ -2,8 +2,9 @@
 
 Each process of the job is the child of a Ray actor (`host.py`), and this is the driver: it reserves a placement group
 (`bundles.py`), has Ray start a host for each process in it (`hosted.py`), and tells every host that arrives what to run
-(`orders.py`). A host that dies, alone or with its machine, is restarted by Ray wherever the group has room then; a
-process that fails takes its host with it, so that this, too, is Ray's to restart and to count. Knows nothing of torch.
+(`orders.py`). With actors.at_most their number follows what the learner could use (`growth.py`). A host that dies,
+alone or with its machine, is restarted by Ray wherever the group has room then; a process that fails takes its host
+with it, so that this, too, is Ray's to restart and to count. Knows nothing of torch.
 """
 
 import math
@@ -18,6 +19,7 @@ from ray.util.placement_group import PlacementGroup
 from seedrl.config import RunConfig
 from seedrl.errors import SeedrlError
 from seedrl.launching.bundles import Layout, layout
+from seedrl.launching.growth import Growth
 from seedrl.launching.host import Arrival
 from seedrl.launching.hosted import Hosted, News
 from seedrl.launching.local import GOODBYE_SECONDS, HOPELESS, RETURN_SECONDS, STOP_SECONDS, quoted
@@ -54,6 +56,7 @@ class RayJob:
         self._is_one_machine = len(addresses()) == 1
         self._ranks: list[Hosted] = []
         self._actors: list[Hosted] = []
+        self._growth = Growth(config, run_directory, self._actors)
         self._endpoints: list[str] = []  # of the ranks that run and serve; none while they do not
         self._signals = self._obeyed = 0
         self._signalled_at = math.inf
@@ -98,6 +101,8 @@ class RayJob:
                 case RayActorError():
                     self._lost(hosted, news)
         self._obey_signals()
+        if self._config.actors.at_most and self._endpoints and not self.is_interrupted:
+            self._growth.follow(self._ranks[0])
         self._start_whoever_can()
         for hosted in self._all():
             hosted.tell_if_awaited()
@@ -122,6 +127,9 @@ class RayJob:
 
     def _lost(self, hosted: Hosted, error: RayActorError) -> None:
         """Its host is gone, or will never come."""
+        if hosted.leaves_by < math.inf:
+            self._growth.dismiss(hosted)
+            return
         if isinstance(error, ActorDiedError):
             self._give_up(hosted, error)
             return
@@ -140,7 +148,7 @@ class RayJob:
         if hosted.is_learner:
             raise _Ended(message, hosted.exit_code or 1)
         say(message)
-        self._actors.remove(hosted)
+        self._growth.give_up(hosted)
         if not self._actors:
             raise SeedrlError(f"no actor is left; last: {message}")
 
@@ -167,7 +175,9 @@ class RayJob:
                 rank.restart()
 
     def _actor_ended(self, actor: Hosted, code: int) -> None:
-        if actor.is_moving:
+        if actor.leaves_by < math.inf:
+            self._growth.dismiss(actor)
+        elif actor.is_moving:
             actor.is_moving = False
         elif code in HOPELESS:
             raise HOPELESS[code](f"{actor.name} cannot run: {actor.last_words}")
@@ -247,6 +257,7 @@ class RayJob:
             for hosted, news in self._heard():
                 if isinstance(news, int | RayActorError):
                     hosted.is_running = False
+        self._growth.end()
 
 
 class _Ended(SeedrlError):

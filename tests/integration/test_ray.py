@@ -24,6 +24,7 @@ from tests.integration.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
+ROOT = Path(__file__).parents[2]
 INSECURE = ("security.allow_insecure=true",)
 CPUS = 4  # of each node, as Ray counts
 SMALL = ("actors.envs=8", "algorithm.batch_size=4", "algorithm.unroll_length=10", "threads=1", "actors.threads=1")
@@ -265,3 +266,54 @@ def test_job_goes_on_from_its_checkpoint_when_the_node_of_the_learner_is_lost(
     job.process.signal(signal.SIGTERM)
     assert job.process.wait() == 0, job.process.err
     assert "learner: resumed at" in job.process.out
+
+
+@pytest.mark.timeout(400)
+def test_job_grows_while_the_learner_waits_and_shrinks_once_it_does_not(cluster: Cluster, commands: Commands) -> None:
+    """One actor gives 80 steps per second of the 320 that could be trained, until its environments become fast."""
+    slow = commands.directory / "slow"
+    slow.touch()
+    job = Job(
+        cluster,
+        commands,
+        *(*INSECURE, "env=any", "env.id=tests.simulators:Sluggish", f"env.options={{path:'{slow}',seconds:0.0125}}"),
+        *("model.name=tests.fakes:PacedModel", "model.options={seconds:0.05}", f"+launch.env.PYTHONPATH={ROOT}"),
+        *("actors.count=1", "actors.at_most=3", "actors.envs=4", "actors.groups=1", "actors.threads=1"),
+        *("algorithm.batch_size=4", "algorithm.unroll_length=4", "stop.env_steps=1_000_000_000"),
+    )
+    first = job.runs("learner", "actor-0")
+    eventually(lambda: len(job.runs(*first)) == 4, 150.0)
+    assert room_taken() == 4
+    slow.unlink()
+    eventually(lambda: set(job.hosts) == {"learner", "actor-0"}, 150.0)
+    eventually(lambda: room_taken() == 2)
+    assert job.hosts == first
+    assert "the learner can do with 1 actors: ending actor-2" in job.process.err
+    job.process.signal(signal.SIGTERM)
+    assert job.process.wait() == 0, job.process.err
+    eventually(lambda: room_taken() == 0)
+
+
+def room_taken() -> int:
+    """Processes that Ray holds a place for."""
+    groups = placement_group_table().values()
+    return sum(len(group["bundles"]) for group in groups if group["state"] == "CREATED")
+
+
+def test_ranks_train_together_and_all_start_again_when_one_is_killed(cluster: Cluster, commands: Commands) -> None:
+    job = Job(cluster, commands, *ENDLESS, "ranks.count=2", "actors.count=2", "launch.placement=[spread]")
+    names = ("learner", "learner-1", "actor-0", "actor-1")
+    hosts = job.runs(*names)
+    job.trains_on()
+    worlds = [hosts[name].variables for name in names[:2]]
+    assert [(each["RANK"], each["WORLD_SIZE"]) for each in worlds] == [("0", "2"), ("1", "2")]
+    saved, began = saved_steps(job.directory), time.monotonic()
+    os.kill(hosts["learner-1"].child, signal.SIGKILL)
+    eventually(lambda: job.hosts.get("learner-1", hosts["learner-1"]).pid != hosts["learner-1"].pid)
+    job.runs(*names)
+    job.trains_on()
+    print(f"both ranks train again after {time.monotonic() - began:.1f} s")
+    assert saved_steps(job.directory) > saved
+    job.process.signal(signal.SIGTERM)
+    assert job.process.wait() == 0, job.process.err
+    assert summary_of(job.directory)["status"] == "interrupted"
