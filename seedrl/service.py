@@ -148,11 +148,17 @@ class LearnerService:
     def _said(self) -> Said:
         """To the other ranks, in a round of agreement."""
         return Said(
+            is_idle=self._is_idle,
             is_save_due=self.saver.is_due,
             knows_spaces=self.sessions.spec.done(),
             progress=progress_of(self.serving, serving_ranks(self.config)),
             load=Load() if self.ranks.is_alone else Load(*self.balance.own()[1:]),
         )
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether it has no actors, so that other ranks need not wait for its train batches."""
+        return not self.config.ranks.separate and not self.sessions.slots_taken
 
     def _see_endpoints(self, loads: Sequence[Load]) -> None:
         """What the others have said of theirs, in every round."""
@@ -365,10 +371,10 @@ class LearnerService:
         return self.policy.version >= due and not self.stop.is_set()
 
     def _learn(self) -> None:
-        """Updates are everybody's or nobody's: there is one after a round in which all ranks have a train batch."""
-        while self._go_on(self.learner.has_batch(POLL_SECONDS)):
-            if self.rounds.agreed.all_have_batches:
-                self.learner.update()
+        """Updates are everybody's or nobody's: there is one after a round in which all ranks are ready for it."""
+        while self._go_on(self.learner.has_batch(self._patience)):
+            if self.rounds.agreed.is_update_due:
+                self._update()
                 self.rounds.stop_if_done()
                 if not self.learner.skipped_in_a_row:
                     if self.rounds.agreed.is_save_due:
@@ -377,6 +383,16 @@ class LearnerService:
                     raise self._diverged()
                 self.learner.publish()
                 self.batches.wake()
+
+    @property
+    def _patience(self) -> float:
+        """How long to wait for a train batch. A rank without actors goes on with the others, if there are any."""
+        return 0.0 if self._is_idle and not self.rounds.agreed.are_all_idle else POLL_SECONDS
+
+    def _update(self) -> None:
+        if not self.learner.update():
+            assert isinstance(self.learner, Learner)  # if another rank trains, this one has to have a batch
+            self.learner.assist(self.store.blank(self.config.algorithm.batch_size))
 
     def _go_on(self, has_batch: bool) -> bool:
         """A round; a rank that waits for others waits for unrolls, theirs."""

@@ -206,6 +206,17 @@ class Store:
         self.on_free()
         return unrolls
 
+    def blank(self, count: int) -> Unrolls:
+        """Unrolls of zeros, and of ends: none of their transitions is valid."""
+        like = self.gather(np.zeros(count, np.int64))
+        inputs = like.inputs.each(torch.zeros_like)
+        ends = torch.ones_like(like.terminated)
+        version = np.zeros_like(like.policy_version)
+        action, logits, value, core_state = map(
+            torch.zeros_like, (like.action, like.behavior_logits, like.behavior_value, like.core_state)
+        )
+        return Unrolls(inputs, ends, ends, action, logits, value, version, core_state)
+
     def discard(self) -> int:
         """Frees every finished unroll unread; how many those were."""
         with self._changed:

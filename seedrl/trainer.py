@@ -97,7 +97,7 @@ class TrainerService:
             return
         with own_stream(self.device):
             while self._go_on():
-                if self.rounds.agreed.all_have_batches:
+                if self.rounds.agreed.is_update_due:
                     self._update()
         if self.stop.failure is None:
             self._save()

@@ -45,6 +45,7 @@ class Case:
     share: int = 3  # unrolls of one rank's train batch
     algorithm: dict[str, Any] = field(default_factory=dict)
     sync_every: int = 1
+    is_last_idle: bool = False  # the last rank has no train batches
     poisoned: tuple[int, ...] = ()  # updates in which the last rank's rewards are infinite
 
     def parts(self, batch_size: int, ranks: Ranks | None = None) -> LearnerParts:
@@ -70,6 +71,8 @@ CASES = {
     "passes": Case(ModelConfig(**SMALL), algorithm={"passes": 2}),
     "unused": Case(Hoarder),
     "poisoned": Case(ModelConfig(**SMALL), poisoned=(1, 3)),
+    "idle": Case(ModelConfig(normalize=True, popart=True, lstm=6, **SMALL), is_last_idle=True),
+    "idle_local": Case(ModelConfig(normalize=True, popart=True, **SMALL), is_last_idle=True, sync_every=2),
     "local": Case(ModelConfig(normalize=True, **SMALL), sync_every=UPDATES - 1),
     "local_popart": Case(ModelConfig(popart=True, **SMALL), sync_every=UPDATES, algorithm={"reward_scale": 30.0}),
 }
@@ -82,7 +85,10 @@ def train(case: Case, parts: LearnerParts, part_of: int, rank: int) -> dict[str,
         parts.steps = 100 * update
         record(parts.store, parts.learner.model, case.spec, unrolls=case.share * WORLD, seed=update)
         for part in range(part_of):
-            if part == rank:
+            if case.is_last_idle and part == rank == WORLD - 1:
+                parts.learner.assist(parts.store.blank(case.share))
+                parts.store.take(case.share, timeout=0)
+            elif part == rank:
                 assert parts.learner.update()
             else:
                 parts.store.take(case.share, timeout=0)

@@ -10,15 +10,24 @@ def said(**changes: object) -> Said:
 
 
 def test_said_survives_its_way_as_numbers() -> None:
-    whole = Said(True, "interrupted", True, True, Progress(2**40, 3, -1.5, 7), Load(5, 9, 0.25, True))
+    whole = Said(True, True, "interrupted", True, True, Progress(2**40, 3, -1.5, 7), Load(5, 9, 0.25, True))
     assert Said.of(whole.row()) == whole
     assert Said.of(Said().row()) == Said()
     assert len(whole.row()) == len(Said().row())
 
 
 def test_agreed_update_takes_a_batch_of_every_rank() -> None:
-    assert Agreed((said(has_batch=True), said(has_batch=True))).all_have_batches
-    assert not Agreed((said(has_batch=True), said())).all_have_batches
+    assert Agreed((said(has_batch=True), said(has_batch=True))).is_update_due
+    assert not Agreed((said(has_batch=True), said())).is_update_due
+
+
+def test_agreed_update_does_not_wait_for_a_rank_without_actors() -> None:
+    idle = said(is_idle=True)
+    assert Agreed((idle, said(has_batch=True))).is_update_due
+    assert not Agreed((idle, said(has_batch=True), said())).is_update_due
+    assert not Agreed((idle, idle)).is_update_due
+    assert Agreed((idle, idle)).are_all_idle
+    assert not Agreed((idle, said())).are_all_idle
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from tests.integration.waiting import free_address
 from tests.ranked import CASES, SEPARATE, UPDATES, WORLD, joined, train, train_in_one
 
 Seen = dict[str, Tensor]
-EXACT = [name for name, case in CASES.items() if case.sync_every == 1 and not case.poisoned]
+IDLE = [name for name, case in CASES.items() if case.is_last_idle]
+EXACT = [name for name, case in CASES.items() if case.sync_every == 1 and not case.poisoned and name not in IDLE]
 LOCAL = [name for name, case in CASES.items() if case.sync_every > 1]
 
 
@@ -51,10 +52,23 @@ def test_ranks_with_parts_of_a_batch_make_the_updates_of_one_with_all_of_it(
     assert moved, "nothing was trained, so nothing was compared"
 
 
-@pytest.mark.parametrize("case", [*EXACT, "poisoned"])
+@pytest.mark.parametrize("case", [*EXACT, "idle", "poisoned"])
 def test_ranks_hold_the_same_weights_to_the_bit_after_every_update(case: str, seen: dict[str, list[Seen]]) -> None:
     first, second = seen[case]
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_rank_without_a_batch_changes_nothing_and_gets_what_the_other_has_trained(
+    case: str, seen: dict[str, list[Seen]]
+) -> None:
+    every = CASES[case].sync_every
+    alone = train(CASES[case], CASES[case].parts(CASES[case].share), part_of=WORLD, rank=0)
+    first, second = seen[case]
+    for name, tensor in alone.items():
+        is_shared = (int(name.partition("/")[0]) + 1) % every == 0
+        for rank in (first, second) if is_shared else (first,):
+            torch.testing.assert_close(rank[name], tensor, rtol=1e-3, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_ranks_leave_an_update_out_together_if_the_loss_of_one_is_not_finite(seen: dict[str, list[Seen]]) -> None:

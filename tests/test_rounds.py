@@ -19,9 +19,9 @@ def test_rounds_of_one_rank_go_on_until_it_is_asked_to_stop() -> None:
     loads: list[list[Load]] = []
     rounds.on_loads = loads.append
     assert rounds.go_on(has_batch=True)
-    assert rounds.agreed.all_have_batches
+    assert rounds.agreed.is_update_due
     assert rounds.go_on()
-    assert not rounds.agreed.all_have_batches
+    assert not rounds.agreed.is_update_due
     stop.ask("interrupted", "why")
     assert not rounds.go_on()
     assert (stop.status, stop.reason) == ("interrupted", "why")

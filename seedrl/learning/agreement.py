@@ -1,7 +1,8 @@
 """A round of agreement: what every rank says, and what follows from it for all of them alike.
 
 Knows nothing of how it travels. Ranks have rounds all the time, so that none is ever left alone in a collective step:
-there is an update only after all have said that they have a train batch, and an end only after one has asked for it.
+there is an update only after all that have actors have said that they have a train batch, and an end only after one has
+asked for it.
 """
 
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ class Said(NamedTuple):
     """By one rank, in one round."""
 
     has_batch: bool = False
+    is_idle: bool = False  # it has no actors, so that there will be no train batch either
     stop: str = ""  # one of STATUSES
     is_save_due: bool = False
     knows_spaces: bool = False
@@ -43,15 +45,16 @@ class Said(NamedTuple):
     load: Load = Load()
 
     def row(self) -> list[float]:
-        flags = (self.has_batch, STATUSES.index(self.stop), self.is_save_due, self.knows_spaces)
+        flags = (self.has_batch, self.is_idle, STATUSES.index(self.stop), self.is_save_due, self.knows_spaces)
         return [float(number) for number in (*flags, *self.progress, *self.load)]
 
     @classmethod
     def of(cls, row: Sequence[float]) -> "Said":
-        has_batch, stop, is_save_due, knows_spaces, *numbers = row
+        has_batch, is_idle, stop, is_save_due, knows_spaces, *numbers = row
         env_steps, episodes, return_sum, return_count, free, slots, round_trip, is_open = numbers
         return cls(
             has_batch=bool(has_batch),
+            is_idle=bool(is_idle),
             stop=STATUSES[int(stop)],
             is_save_due=bool(is_save_due),
             knows_spaces=bool(knows_spaces),
@@ -66,8 +69,14 @@ class Agreed(NamedTuple):
     said: tuple[Said, ...] = (Said(),)  # by rank
 
     @property
-    def all_have_batches(self) -> bool:
-        return all(said.has_batch for said in self.said)
+    def is_update_due(self) -> bool:
+        """Nobody waits for a rank without actors, which takes part with nothing of its own."""
+        anybody_has = any(said.has_batch for said in self.said)
+        return anybody_has and all(said.has_batch or said.is_idle for said in self.said)
+
+    @property
+    def are_all_idle(self) -> bool:
+        return all(said.is_idle for said in self.said)
 
     @property
     def is_save_due(self) -> bool:

@@ -74,7 +74,7 @@ class Learner:
     def update(self, timeout: float = 0.0) -> bool:
         """Trains on the next train batch; false if there was none before the timeout. `publish` makes it count.
 
-        An update is one of all ranks: all of them have to have a train batch.
+        An update is one of all ranks; those without a train batch `assist`.
 
         Several passes over one batch are as many updates; V-trace corrects for the older ones.
         """
@@ -84,12 +84,19 @@ class Learner:
         unrolls = self._store.take(self._config.algorithm.batch_size, timeout=0)
         assert unrolls is not None  # nobody else takes any
         timer.lap("gather")
-        for _ in range(self._config.algorithm.passes):
-            self._train(unrolls, timer)
         metrics = self._metrics
+        for _ in range(self._config.algorithm.passes):
+            metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
+            self._train(unrolls, timer)
         metrics.trained_steps += unrolls.terminated[1:].numel()
         metrics.unrolls_trained += unrolls.terminated.shape[1]
         return True
+
+    def assist(self, blank: Unrolls) -> None:
+        """Takes part in an update of the other ranks, with unrolls that count for nothing."""
+        timer = Stopwatch(self._metrics.learner_seconds)
+        for _ in range(self._config.algorithm.passes):
+            self._train(blank, timer)
 
     def publish(self) -> None:
         """Serves the trained weights. The version is the number of updates."""
@@ -120,7 +127,6 @@ class Learner:
         timer.lap("backward")
         self._step_if_finite(parts, grad_norm)
 
-        metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
         metrics.updates += 1
         self._stepped = time.monotonic()
         self._together.sync(metrics.updates)
