@@ -99,8 +99,8 @@ def check_job(config: RunConfig) -> None:
     )
     require(
         config.actors.count >= serving_ranks(config) or not config.actors.count,
-        f"actors.count={config.actors.count} leaves some of ranks.count={ranks.count} without an actor, and an update "
-        "needs a train batch of every rank",
+        f"actors.count={config.actors.count} leaves some of ranks.count={ranks.count} without an actor, "
+        "which would train nothing: start at least one for each",
     )
 
 
