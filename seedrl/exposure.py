@@ -57,10 +57,7 @@ def endpoint_exposures(metrics: str) -> list[str]:
 
 def check_learner_security(config: LearnerConfig) -> None:
     security = config.security
-    require(
-        bool(security.certificate_file) == bool(security.key_file),
-        "security.certificate_file and security.key_file need each other",
-    )
+    _check_pair(security)
     require(
         not security.ca_file or bool(security.certificate_file),
         "security.ca_file demands certificates of actors, which takes TLS: give security.certificate_file and key_file",
@@ -76,15 +73,19 @@ def check_actor_security(config: ActorConfig) -> None:
 
 def check_client_security(learner: str, security: SecurityConfig) -> None:
     """For whoever connects to a learner: actors and `seedrl status`."""
-    require(
-        bool(security.certificate_file) == bool(security.key_file),
-        "security.certificate_file and security.key_file need each other",
-    )
+    _check_pair(security)
     require(
         not security.certificate_file or bool(security.ca_file),
         "security.certificate_file is shown to a learner, which takes TLS: give security.ca_file, whom to trust",
     )
     _refuse(client_exposures(learner, security), security)
+
+
+def _check_pair(security: SecurityConfig) -> None:
+    require(
+        bool(security.certificate_file) == bool(security.key_file),
+        "security.certificate_file and security.key_file need each other",
+    )
 
 
 def check_redirect(home: str, address: str, security: SecurityConfig) -> None:
