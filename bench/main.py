@@ -39,8 +39,9 @@ def run_bench(config: BenchConfig) -> list[Report]:
         print(f"\n{name}: {str(stage.__doc__).splitlines()[0]}", flush=True)
         reports.append(stage.run(config))
         reports[-1].seconds = time.monotonic() - began
+        if config.out:  # at once: an interruption loses one stage, and `simulation` takes the costs of those before
+            write(Path(config.out), reports)
     if config.out:
-        write(Path(config.out), reports)
         print(f"\nwritten to {config.out}")
     return reports
 

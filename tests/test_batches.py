@@ -1,6 +1,7 @@
 """Batches run one after the other, when due, and hold back while the learner is behind."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,10 @@ class Recorder:
     def __init__(self) -> None:
         self.ran: list[list[int]] = []
         self.full = False
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def run(self, requests: list[Request]) -> None:
+        self.meanwhile()
         self.ran.append([request.request_id for request in requests])
 
     def finish_unrolls(self) -> bool:
@@ -160,3 +163,24 @@ def test_waits_of_all_causes_add_up_to_the_wait_of_real_batches() -> None:
     metrics = stage.metrics
     assert sum(metrics.queue_seconds.values()) == pytest.approx(metrics.queue_wait_seconds.sum, abs=1e-6)
     assert metrics.queue_seconds["fill"] > 0.5 * metrics.queue_wait_seconds.sum
+
+
+def test_run_what_has_come_during_a_batch_is_in_the_next_one() -> None:
+    """It comes as gRPC brings it: a socket wakes the loop, that resolves a future, and whoever awaits it submits."""
+    stage = Stage(max_rows=4)
+    for request_id in (1, 2, 3):
+        stage.submit(request_id)
+    ours, theirs = socket.socketpair()
+
+    async def part() -> None:
+        loop = asyncio.get_running_loop()
+        read = loop.create_future()
+        loop.add_reader(ours, lambda: read.done() or read.set_result(None))
+        stage.inference.meanwhile = lambda: theirs.send(b"x")
+        await read
+        stage.submit(4)
+        loop.remove_reader(ours)
+        assert await stage.ran(2) == [[1, 2], [3, 4]]
+
+    with ours, theirs:
+        stage.play(part)

@@ -20,6 +20,9 @@ NO_GAP = 0.001  # seconds between two pauses that are one
 CAUSES = ("hold", "fill")  # pauses in which requests wait
 
 
+TURNS = 3  # of the event loop until what has come meanwhile is read: gRPC is heard, its futures resolve, readers go on
+
+
 class Pause(NamedTuple):
     stage: str
     began: float
@@ -67,7 +70,7 @@ class Batches:
                 self._count_waits(requests, time.monotonic())
                 self._inference.run(requests)
                 self.alive_at = time.monotonic()
-                await self._account("send", asyncio.sleep(0))  # answers leave, what has come meanwhile is read
+                await self._account("send", _turns())
             else:
                 await self._wait_for_rows()
 
@@ -129,3 +132,9 @@ class Batches:
                 busy -= shared
             metrics.queue_seconds["busy"] += busy
             metrics.queue_wait_seconds.observe(waited)
+
+
+async def _turns() -> None:
+    """Answers leave, and what has come during a batch is read, so that it is part of the next one."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
