@@ -169,7 +169,7 @@ def test_spread_job_goes_on_when_an_actor_and_then_its_host_are_killed(cluster: 
         back = job.runs("actor-0")["actor-0"]
         print(f"actor back after {time.monotonic() - began:.1f} s")
         assert back.restarts == restarts
-        assert not Path(f"/proc/{child}").exists()
+        eventually(lambda child=child: not Path(f"/proc/{child}").exists())
         job.trains_on()
     assert job.hosts["learner"].pid == hosts["learner"].pid
     assert job.process.err.count("actor-0 is back") == 2
