@@ -3,6 +3,7 @@
 Readable in black and white: sides differ by marker and dash, not only by colour.
 """
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from seedrl.monitoring.statistics import band
 OVERVIEW = "overview"
 STYLES = (("o", "-", "#1f4e79"), ("s", "--", "#b8860b"), ("^", ":", "#6b6b6b"), ("D", "-.", "#8b1a1a"))
 PANEL_INCHES = (4.6, 3.4)
+TITLE_WIDTH = 44  # letters
 DPI = 110
 Row = dict[str, Any]
 
@@ -177,14 +179,15 @@ def learning(stage: Stage) -> Any:
         runs = [curve for curve in curves if curve["task"] == task]
         for axes, key, words in zip(row, ("env_steps", "seconds"), ("environment steps", "seconds"), strict=True):
             _curves(axes, runs, key)
-            _label(axes, words, "mean return of 100 episodes", f"{task}, {len(runs)} seeds")
+            title = f"{task}, {len(runs)} seed{'s' * (len(runs) > 1)}"
+            _label(axes, words, "mean return of 100 episodes", textwrap.fill(title, TITLE_WIDTH))
             axes.locator_params(axis="x", nbins=5, integer=True)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     return figure
 
 
 def _curves(axes: Any, runs: Sequence[Row], key: str) -> None:
-    grid = np.linspace(0, max(run[key][-1] for run in runs), 100)
+    grid = np.linspace(min(run[key][0] for run in runs), max(run[key][-1] for run in runs), 100)
     # Before its first point a run has that point's return; after its end, its last: it has reached the score.
     values = np.array([np.interp(grid, run[key], run["returns"]) for run in runs])
     for run in runs:
