@@ -65,6 +65,8 @@ def run(config: BenchConfig, runner: Runner = train) -> Report:
     kept = [curve for curve in known(config.out) if curve.task not in config.tasks]
     curves = [_run_one(task, seed, runner) for seed in range(1, config.seeds + 1) for task in config.tasks]
     report.detail["curves"] = [asdict(curve) for curve in kept + curves]
+    if kept:
+        report.note(f"measured earlier, at another commit: {', '.join(dict.fromkeys(curve.task for curve in kept))}")
     for task in dict.fromkeys([curve.task for curve in kept] + config.tasks):
         runs = [curve for curve in kept + curves if curve.task == task]
         report.add(_row(task, runs))

@@ -112,3 +112,4 @@ def test_run_keeps_curves_of_tasks_that_are_not_measured_again(tmp_path: Path) -
     write(out, [learned({"cartpole": [480.0], "catch": [0.96]})])
     report = run(BenchConfig(tasks=["catch"], seeds=1, out=str(out)), FakeRuns({"catch": [0.5]}))
     assert [(row["task"], row["reached"]) for row in report.table] == [("cartpole", "480"), ("catch", "0.5")]
+    assert report.notes[0] == "measured earlier, at another commit: cartpole"
