@@ -10,13 +10,13 @@ from seedrl.config import BenchConfig, ModelConfig
 from seedrl.metrics import ServingMetrics
 from seedrl.models.build import build_model
 from seedrl.policy import Policy
+from seedrl.rows import RESET, Rows
 from seedrl.serving.inference import Inference
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import Slots
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.store import Store
 from seedrl.types import ModelInput
-from seedrl.wire.codec import RESET, Rows
 
 FRAME_STACK = 4
 FRAME = ArraySpec((1, 84, 84), "uint8")

@@ -25,9 +25,9 @@ from seedrl.metrics import MANY, SECONDS, Histogram, LearnerState, LearningMetri
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.exposition import Exposition
 from seedrl.monitoring.sampler import Sampler
-from seedrl.service import LOOK_SECONDS, LearnerService
+from seedrl.roles.learner import LOOK_SECONDS, LearnerProcess
 from seedrl.serving.sessions import SessionTable
-from seedrl.wire.codec import Greeting
+from seedrl.wire.codec import Hello
 
 STEPS = 100_000  # in which calls are counted
 PROMETHEUS = Path(__file__).parents[1] / "conf/observability/prometheus.yml"
@@ -71,7 +71,7 @@ def one_look(serving: ServingMetrics, learning: LearningMetrics) -> Callable[[],
     """What the main thread does twice a second, and writes down now and then."""
     config = LearnerConfig()
     sessions = SessionTable(config, job_seed=lambda session: session)
-    sessions.join(Greeting("bench"))
+    sessions.join(Hello("bench"))
     sampler = Sampler(config, serving, learning, sessions)
     before = sampler.totals()
 
@@ -89,7 +89,7 @@ def calls_per_step() -> dict[str, float]:
         config.algorithm.batch_size = 32
         config.actors.envs = 128
         config.stop.env_steps = STEPS
-        service = LearnerService(config)
+        service = LearnerProcess(config)
         actor = Actor(address, name="bench", say=lambda text: None)
         thread = threading.Thread(target=actor.run, name="actor", daemon=True)
         thread.start()

@@ -5,7 +5,7 @@ import numpy as np
 from bench.harness import Report, for_a_while, interleave, median, per_cpu, per_second
 from envs_server.pool import EnvPool
 from seedrl.config import BenchConfig
-from seedrl.wire.codec import Job
+from seedrl.wire.codec import Welcome
 
 ENVS = {"Pong-v5": ({"stack_num": 1}, 32), "CartPole-v1": ({}, 256)}
 
@@ -30,7 +30,7 @@ class Stepping:
     """One group of environments after the other, always with the same action."""
 
     def __init__(self, env_id: str, options: dict[str, int], num_envs: int, threads: int, groups: int) -> None:
-        job = Job(1, env_id, options, [], num_envs, num_envs // groups, seed=1)
+        job = Welcome(1, env_id, options, [], num_envs, num_envs // groups, seed=1)
         self._pool = EnvPool(job, threads)
         for _ in range(4 * groups):  # the first steps are resets
             self.step()

@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from envs_server.actor import Actor
 from envs_server.mock import MockPool
-from seedrl.wire.codec import Job, Rows
+from seedrl.rows import Rows
+from seedrl.wire.codec import (
+    Welcome,
+)
 
 WARM_UP = 1.0
 
@@ -21,7 +24,7 @@ WARM_UP = 1.0
 class TimedPool(MockPool):
     """Notes when rows leave and when their actions come; a group takes `pause` seconds to step."""
 
-    def __init__(self, job: Job, pause: float) -> None:
+    def __init__(self, job: Welcome, pause: float) -> None:
         super().__init__(job)
         self._pause = pause
         self._ready_at: dict[int, float] = {}
@@ -45,7 +48,7 @@ class TimedPool(MockPool):
 def main(address: str, seconds: float, pause: float) -> None:
     pools: list[TimedPool] = []
 
-    def make(job: Job, _: int) -> TimedPool:
+    def make(job: Welcome, _: int) -> TimedPool:
         pools.append(TimedPool(job, pause))
         return pools[-1]
 

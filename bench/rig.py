@@ -20,9 +20,10 @@ from seedrl.metrics import ServingMetrics
 from seedrl.models.base import ActorCritic
 from seedrl.models.mlp import TinyEncoder
 from seedrl.policy import Policy
+from seedrl.rows import RESET
 from seedrl.serving.balance import Balance
+from seedrl.serving.batch_loop import BatchLoop
 from seedrl.serving.batcher import Batcher
-from seedrl.serving.batches import Batches
 from seedrl.serving.inference import Inference
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, SessionTable
@@ -32,7 +33,6 @@ from seedrl.status import Status
 from seedrl.store import Store
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire.codec import RESET
 
 CPU = torch.device("cpu")
 
@@ -136,7 +136,7 @@ class ServingRig:
         batches.stop()
         serving.result(timeout=10)
 
-    def _build(self, spec: EnvSpec) -> tuple[Store, Batches]:
+    def _build(self, spec: EnvSpec) -> tuple[Store, BatchLoop]:
         config = self.config
         store = Store(
             spec,
@@ -159,7 +159,7 @@ class ServingRig:
             device=CPU,
             answer=self._server.answer,
         )
-        batches = Batches(self._batcher, inference, self.metrics)
+        batches = BatchLoop(self._batcher, inference, self.metrics)
         store.on_free = batches.wake
         return store, batches
 

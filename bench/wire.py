@@ -20,6 +20,7 @@ from bench.harness import Report, Turn, children, cost_ratio, interleave, median
 from bench.rig import any_port, private_address
 from bench.service import measure
 from seedrl.config import BenchConfig
+from seedrl.rows import Rows
 from seedrl.serving.sessions import Session
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.wire import codec
@@ -136,7 +137,7 @@ def client(address: str, rows: int, row_bytes: int, in_flight: int) -> None:
             ready.acquire()
             env_id = np.arange(rows, dtype=np.int32) + rows * (request_id % in_flight)
             request_id += 1
-            yield codec.encode_step(request_id, codec.Rows(env_id.astype(np.int32), observation, reward, flags))
+            yield codec.encode_step(request_id, Rows(env_id.astype(np.int32), observation, reward, flags))
 
     with grpc.insecure_channel(address, options=client_options()) as channel:
         try:

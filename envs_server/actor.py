@@ -22,7 +22,7 @@ from envs_server.stepping import MakeEnv
 from seedrl.config import ActorConfig
 from seedrl.errors import EnvFailed, LearnerLost, Refused
 from seedrl.metrics import ActorMetrics
-from seedrl.rules import check_actor
+from seedrl.validation import check_actor
 from seedrl.wire import codec
 from seedrl.wire.memory import this_host
 
@@ -100,9 +100,9 @@ class Actor:
         if self._session is not None:
             self._session.cancel()
 
-    def _greeting(self) -> codec.Greeting:
+    def _greeting(self) -> codec.Hello:
         self._epoch += 1
-        return codec.Greeting(
+        return codec.Hello(
             self._name, this_host(), self._instance, self._epoch, self._untold_failure, self._route.redirects
         )
 

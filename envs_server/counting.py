@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl.errors import ConfigError
+from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, ArraySpec, EnvSpec, discrete
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
+from seedrl.wire.codec import (
+    Welcome,
+)
 
 COUNTING = "counting"
 NUM_ACTIONS = 31
@@ -36,7 +39,7 @@ class CountingPool:
     called from two threads.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Welcome) -> None:
         options = {"size": SIGNATURE, "longest": 40, "step_seconds": 0.0, **job.options}
         if len(options) > 3 or options["size"] < SIGNATURE:
             raise ConfigError(

@@ -6,19 +6,19 @@ import tempfile
 from multiprocessing.connection import Connection
 
 from envs_server.pool import make_pool
-from seedrl.wire.codec import Job
+from seedrl.wire.codec import Welcome
 
 RENDERED = {"render_mode": "rgb_array"}  # the option that Gymnasium and envpool know
 TRIAL_SECONDS = 60.0
 END_SECONDS = 2.0
 
 
-def rendered(job: Job) -> Job:
+def rendered(job: Welcome) -> Welcome:
     """The same environments, drawing themselves."""
     return job._replace(options={**job.options, **RENDERED}, processes=False)
 
 
-def why_not_drawn(job: Job) -> str:
+def why_not_drawn(job: Welcome) -> str:
     """Why `rendered(job)` gives no pictures; empty if it does."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -35,7 +35,7 @@ def why_not_drawn(job: Job) -> str:
     return words
 
 
-def _try(pipe: Connection, job: Job) -> None:
+def _try(pipe: Connection, job: Welcome) -> None:
     try:
         pool = make_pool(rendered(job), threads=1)
         pool.recv()

@@ -16,8 +16,11 @@ from envs_server.shares import END_SECONDS, PREFIX, RemoteEnvs, Share
 from envs_server.stepping import Envs, MakeEnv, Stepped
 from seedrl.config import available_cores
 from seedrl.errors import EnvFailed
+from seedrl.rows import Rows
 from seedrl.specs import Arrays, EnvSpec, as_tree, leaves, rows_of
-from seedrl.wire.codec import Job, Rows
+from seedrl.wire.codec import (
+    Welcome,
+)
 
 
 class Group:
@@ -56,7 +59,7 @@ class Group:
 class GymPool:
     """`recv` and `send` may be called from two threads. The group that is done first comes first."""
 
-    def __init__(self, job: Job, threads: int, make_env: MakeEnv | None = None) -> None:
+    def __init__(self, job: Welcome, threads: int, make_env: MakeEnv | None = None) -> None:
         self._job = job
         self._make_env = make_env or job.env_id
         self._seeds = (np.random.SeedSequence(job.seed).generate_state(job.num_envs) >> 1).tolist()

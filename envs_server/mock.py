@@ -8,8 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl.errors import ConfigError
+from seedrl.rows import ENDED, RESET, TERMINATED, Rows
 from seedrl.specs import DTYPES, Arrays, ArraySpec, EnvSpec, discrete
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, Job, Rows
+from seedrl.wire.codec import (
+    Welcome,
+)
 
 MOCK = "mock"
 DEFAULTS: dict[str, Any] = {
@@ -28,7 +31,7 @@ class MockPool:
     and no core). `recv` and `send` may be called from two threads.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Welcome) -> None:
         options = {**DEFAULTS, **job.options}
         observation = ArraySpec(tuple(options["shape"]), options["dtype"])
         self.spec = EnvSpec(observation, discrete(options["num_actions"]))
@@ -57,6 +60,6 @@ class MockPool:
         pass
 
 
-def _noise(spec: ArraySpec, job: Job) -> NDArray[Any]:
+def _noise(spec: ArraySpec, job: Welcome) -> NDArray[Any]:
     noise = np.random.default_rng(job.seed).integers(0, 255, (job.group_size, *spec.shape))
     return noise.astype(spec.dtype)

@@ -20,8 +20,11 @@ from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
 from envs_server.stepping import MakeEnv
 from seedrl.config import OWN, is_own
 from seedrl.errors import ConfigError
+from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, ArraySpec, EnvSpec
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
+from seedrl.wire.codec import (
+    Welcome,
+)
 
 
 class Pool(Protocol):
@@ -38,7 +41,7 @@ class Pool(Protocol):
     def close(self) -> None: ...
 
 
-def make_pool(job: Job, threads: int, make_env: MakeEnv | None = None) -> Pool:
+def make_pool(job: Welcome, threads: int, make_env: MakeEnv | None = None) -> Pool:
     """The pool a Welcome asks for; `make_env` makes the environments if those are the actor's own."""
     pool = _bare_pool(job, threads, make_env)
     try:
@@ -52,7 +55,7 @@ def make_pool(job: Job, threads: int, make_env: MakeEnv | None = None) -> Pool:
     return pool
 
 
-def _bare_pool(job: Job, threads: int, make_env: MakeEnv | None) -> Pool:
+def _bare_pool(job: Welcome, threads: int, make_env: MakeEnv | None) -> Pool:
     if is_own(job.env_id):
         if make_env is None:
             raise ConfigError(
@@ -145,7 +148,7 @@ class Kept(Wrapper):
 class EnvPool:
     """envpool, asynchronous if groups are smaller than the pool. `recv` and `send` may be called from two threads."""
 
-    def __init__(self, job: Job, threads: int) -> None:
+    def __init__(self, job: Welcome, threads: int) -> None:
         with warnings.catch_warnings():  # envpool builds its spaces on first use, and warns then
             warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
             self._envs = _make(job, threads)
@@ -179,7 +182,7 @@ class EnvPool:
         self._envs.close()
 
 
-def _make(job: Job, threads: int) -> Any:
+def _make(job: Welcome, threads: int) -> Any:
     try:
         import envpool
     except ImportError as error:

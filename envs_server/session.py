@@ -23,13 +23,13 @@ from envs_server.pool import Pool, abandon
 from seedrl.config import ActorConfig
 from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, Refused, SeedrlError
 from seedrl.metrics import ActorMetrics
+from seedrl.rows import Rows
 from seedrl.specs import Arrays, EnvSpec, leaves, rows_of
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.channel import Link, open_stream
-from seedrl.wire.codec import Rows
 from seedrl.wire.framing import StepParts
-from seedrl.wire.memory import Offer, SharedBuffers, open_buffers
+from seedrl.wire.memory import Memory, SharedBuffers, open_buffers
 from seedrl.wire.status import is_worth_retrying
 
 REPORT_SECONDS = 2.0
@@ -40,7 +40,7 @@ MOVE_SECONDS = 5.0  # for both ends of the stream to end, if the session goes on
 STRANGE_SECONDS = 10.0  # for a learner that we were sent to to say its first word
 ABANDON_SECONDS = 5.0  # for environments to give back the main thread once their session is over
 NOT_STEPPING = np.iinfo(np.int64).max
-MakePool = Callable[[codec.Job, int], Pool]
+MakePool = Callable[[codec.Welcome, int], Pool]
 
 
 class Ending(Enum):
@@ -62,10 +62,10 @@ class InFlight(NamedTuple):
     sent: float
 
 
-def measured(metrics: ActorMetrics) -> codec.Measured:
+def measured(metrics: ActorMetrics) -> codec.Report:
     """What a report is made of, since the actor started."""
     trips = metrics.actor_round_trip_seconds
-    return codec.Measured(
+    return codec.Report(
         steps=metrics.actor_steps,
         env_seconds=metrics.actor_env_seconds,
         wait_seconds=metrics.actor_wait_seconds,
@@ -83,7 +83,7 @@ class ActorSession:
         self,
         config: ActorConfig,
         link: Link,
-        greeting: codec.Greeting,
+        greeting: codec.Hello,
         make_pool: MakePool,
         metrics: ActorMetrics,
         *,
@@ -184,7 +184,7 @@ class ActorSession:
                 pass
         limit.cancel()
 
-    def _start_pool(self, job: codec.Job) -> None:
+    def _start_pool(self, job: codec.Welcome) -> None:
         self._metrics.actor_sessions += 1
         self._metrics.actor_connected = 1
         self.welcomed = True
@@ -204,7 +204,7 @@ class ActorSession:
             self._stepping.release()
         self._pool_ready.set()
 
-    def _expect_allowed(self, job: codec.Job) -> None:
+    def _expect_allowed(self, job: codec.Welcome) -> None:
         """A learner may have an actor run what the actor's owner has named, and nothing else."""
         for module in job.modules:
             if module not in self._config.modules:
@@ -238,7 +238,7 @@ class ActorSession:
         self.answered = True
         self._stepping.release()
 
-    def _share(self, offer: Offer) -> None:
+    def _share(self, offer: Memory) -> None:
         """From now on observations go into the learner's memory; if it cannot be reached, they go on in messages."""
         with contextlib.suppress(OSError):
             memory = open_buffers(offer)
@@ -303,7 +303,7 @@ class ActorSession:
         if self.redirected_to:  # the learner reads to the end
             yield codec.encode_report(self._report())
 
-    def _report(self) -> codec.Measured:
+    def _report(self) -> codec.Report:
         """What was measured since the session began."""
         before = self._before
         return measured(self._metrics).since(before)._replace(reconnects=before.reconnects)

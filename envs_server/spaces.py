@@ -1,7 +1,8 @@
 """Spaces as trees of specs, and values to and fro.
 
-A space is one of Gymnasium's, by whomever, or made of seedrl.specs: ArraySpec, ChoiceSpec, NumberSpec, and dicts or
-tuples of these. Gymnasium's are known by the names of their classes, so neither gymnasium nor envpool is needed here.
+A space is one of Gymnasium's, by whomever, or made of seedrl.specs: ArraySpec, CategoricalSpec,
+ContinuousSpec, and dicts or tuples of these. Gymnasium's are known by the names of their classes, so neither gymnasium
+nor envpool is needed here.
 """
 
 import math
@@ -12,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl.errors import ConfigError
-from seedrl.specs import DTYPES, ActionSpec, Arrays, ArraySpec, ChoiceSpec, EnvSpec, NumberSpec
+from seedrl.specs import DTYPES, ActionSpec, Arrays, ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec
 
-OWN = (ArraySpec, ChoiceSpec, NumberSpec)
+OWN = (ArraySpec, CategoricalSpec, ContinuousSpec)
 INTEGERS = ("Discrete", "MultiDiscrete", "MultiBinary")
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
 WIDER = {"uint16": "int32", "uint32": "int64"}  # what torch lacks
@@ -144,8 +145,8 @@ def _taken(action: Any, place: Place) -> Any:
 
 
 def _array(space: Any) -> ArraySpec:
-    if isinstance(space, ChoiceSpec | NumberSpec):
-        values = max(space.sizes) if isinstance(space, ChoiceSpec) else 0
+    if isinstance(space, CategoricalSpec | ContinuousSpec):
+        values = max(space.sizes) if isinstance(space, CategoricalSpec) else 0
         return ArraySpec(tuple(space.shape), space.dtype, values)
     kind = _kind(space)
     name = np.dtype(space.dtype).name if getattr(space, "dtype", None) is not None else "no type"
@@ -163,18 +164,18 @@ def _categories(space: Any, kind: str) -> int:
 
 
 def _action(space: Any) -> ActionSpec:
-    if isinstance(space, ChoiceSpec | NumberSpec):
+    if isinstance(space, CategoricalSpec | ContinuousSpec):
         return space
     kind, shape = _kind(space), tuple(int(size) for size in getattr(space, "shape", None) or ())
     if kind == "Discrete":
-        return ChoiceSpec((int(space.n),))
+        return CategoricalSpec((int(space.n),))
     if kind == "MultiDiscrete":
-        return ChoiceSpec(tuple(int(size) for size in np.ravel(space.nvec)), shape)
+        return CategoricalSpec(tuple(int(size) for size in np.ravel(space.nvec)), shape)
     if kind == "MultiBinary":
-        return ChoiceSpec((2,) * math.prod(shape), shape)
+        return CategoricalSpec((2,) * math.prod(shape), shape)
     if kind == "Box" and np.dtype(space.dtype).kind == "f":
         low, high = (tuple(float(bound) for bound in np.ravel(each)) for each in (space.low, space.high))
-        return NumberSpec(low, high, shape)
+        return ContinuousSpec(low, high, shape)
     raise ConfigError(
         f"actions of {kind} of {getattr(space, 'dtype', 'no type')} are none of {SUPPORTED}, numbers being floats"
     )

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
 from seedrl.errors import ConfigError
-from seedrl.specs import MASK, Arrays, ArraySpec, EnvSpec, each
-from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED
+from seedrl.rows import RESET, TERMINATED, TRUNCATED
+from seedrl.specs import MASK, Arrays, ArraySpec, EnvSpec, tree_map
 
 OBSERVATION = "observation"  # the leaf beside a mask that came with info
 GYMNASIUM = "gymnasium"
@@ -89,7 +89,7 @@ class Envs:
     def _next(self, number: int, action: Arrays) -> Row:
         if self._begins[number]:
             return self._reset(number, None)  # the seed of the first reset decides the later ones
-        own = self._actions.nested(each(lambda leaf: leaf[number], action))
+        own = self._actions.nested(tree_map(lambda leaf: leaf[number], action))
         observation, reward, terminated, truncated, info = self._envs[number].step(own)
         self._begins[number] = bool(terminated or truncated)
         flags = TERMINATED if terminated else TRUNCATED if truncated else 0

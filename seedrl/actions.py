@@ -7,7 +7,7 @@ amounts n means, then n logarithms of deviations. What is drawn is recorded as o
     choices only       int64 [W], an entry for each choice
     anything else      float32 [W], an entry for each choice and each amount
 
-Amounts are recorded as they were drawn, where -1 … 1 stands for the bounds. `told` makes of them what the environments
+Gaussian are recorded as they were drawn, where -1 … 1 stands for the bounds. `told` makes of them what the environments
 get: within the bounds, by clipping, or by tanh if `squash`. So densities are those of a Gaussian, and exact.
 """
 
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from seedrl.specs import ActionSpec, Arrays, ChoiceSpec, EnvSpec, NumberSpec, as_tree
+from seedrl.specs import ActionSpec, Arrays, CategoricalSpec, ContinuousSpec, EnvSpec, as_tree
 
 SMALLEST, LARGEST = -5.0, 2.0  # logarithms of deviations
 FORBIDDEN_BELOW = -1e8  # logits of choices that a mask forbids
 
 
-class Choices:
+class Categorical:
     """`count` choices in a row, of `size` each. Their numbers are [..., count * size], their entries [..., count]."""
 
     def __init__(self, count: int, size: int) -> None:
@@ -62,17 +62,17 @@ class Choices:
     def features(self, action: Tensor) -> Tensor:
         return functional.one_hot(action.long(), self.size).flatten(-2).float()
 
-    def told(self, action: NDArray[Any]) -> NDArray[np.int32]:
+    def to_env(self, action: NDArray[Any]) -> NDArray[np.int32]:
         return action.astype(np.int32)
 
     def _apart(self, logits: Tensor) -> Tensor:
         return logits.view(*logits.shape[:-1], self.count, self.size)
 
 
-class Amounts:
+class Gaussian:
     """Independent Gaussians."""
 
-    def __init__(self, spec: NumberSpec, squash: bool) -> None:
+    def __init__(self, spec: ContinuousSpec, squash: bool) -> None:
         self.count = self.noise_size = self.feature_size = len(spec.low)
         self.numbers = 2 * self.count
         self._low, self._high = np.array(spec.low, np.float64), np.array(spec.high, np.float64)
@@ -105,7 +105,7 @@ class Amounts:
     def features(self, action: Tensor) -> Tensor:
         return action.tanh()
 
-    def told(self, action: NDArray[Any]) -> NDArray[np.float32]:
+    def to_env(self, action: NDArray[Any]) -> NDArray[np.float32]:
         unit = np.tanh(action) if self._squash else np.clip(action, -1, 1)
         amount = np.where(self._bounded, self._middle + self._reach * unit, action)
         return np.clip(amount, self._low, self._high).astype(np.float32)
@@ -125,9 +125,9 @@ class Actions:
         self._entries = [part.count for part in self._parts]
         self._noise = [part.noise_size for part in self._parts]
         self.noise_size = sum(self._noise)
-        self._is_plain = isinstance(spec.action, ChoiceSpec) and not spec.action.shape
+        self._is_plain = isinstance(spec.action, CategoricalSpec) and not spec.action.shape
         self.shape = () if self._is_plain else (sum(self._entries),)
-        self.dtype = np.dtype(np.int64 if all(isinstance(part, Choices) for part in self._parts) else np.float32)
+        self.dtype = np.dtype(np.int64 if all(isinstance(part, Categorical) for part in self._parts) else np.float32)
         self.feature_size = sum(part.feature_size for part in self._parts)
 
     def noise(self, rows: int, generator: torch.Generator) -> Tensor:
@@ -144,7 +144,7 @@ class Actions:
     def explored(self, numbers: Tensor, temperature: Tensor, epsilon: Tensor) -> Tensor:
         """The numbers of a policy that explores more or less, [N, P]; temperature and epsilon are [N].
 
-        Choices have softmax(logits / temperature) with probability 1 - epsilon, and else any that is allowed, all
+        Categorical have softmax(logits / temperature) with probability 1 - epsilon, and else any that is allowed, all
         alike; amounts have `temperature` times their deviation. At 1 and 0 the distribution is the same.
         """
         temperature, epsilon = temperature.unsqueeze(-1), epsilon.unsqueeze(-1)
@@ -166,12 +166,12 @@ class Actions:
         split = zip(self._parts, action.split(self._entries, dim=-1), strict=True)
         return torch.cat([part.features(taken) for part, taken in split], dim=-1)
 
-    def told(self, action: NDArray[Any]) -> Arrays:
+    def to_env(self, action: NDArray[Any]) -> Arrays:
         """Recorded actions [N, *shape] as the environments get them: the tree of an Act."""
         if self._is_plain:
             return action.astype(np.int32)
         ends = np.cumsum(self._entries)[:-1]
-        told = [part.told(taken) for part, taken in zip(self._parts, np.split(action, ends, axis=-1), strict=True)]
+        told = [part.to_env(taken) for part, taken in zip(self._parts, np.split(action, ends, axis=-1), strict=True)]
         found, at = [], 0
         for leaf in self._spec.actions:
             own = len(_parts(leaf, squash=False))
@@ -183,14 +183,14 @@ class Actions:
         return numbers.split(self._numbers, dim=-1) if len(self._parts) > 1 else (numbers,)
 
 
-def _parts(leaf: ActionSpec, squash: bool) -> list[Choices | Amounts]:
-    """Choices of equal size in a row are one part: they are drawn at once."""
-    if isinstance(leaf, NumberSpec):
-        return [Amounts(leaf, squash)]
+def _parts(leaf: ActionSpec, squash: bool) -> list[Categorical | Gaussian]:
+    """Categorical of equal size in a row are one part: they are drawn at once."""
+    if isinstance(leaf, ContinuousSpec):
+        return [Gaussian(leaf, squash)]
     runs: list[list[int]] = []
     for size in leaf.sizes:
         if runs and runs[-1][0] == size:
             runs[-1].append(size)
         else:
             runs.append([size])
-    return [Choices(len(run), run[0]) for run in runs]
+    return [Categorical(len(run), run[0]) for run in runs]

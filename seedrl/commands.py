@@ -42,11 +42,11 @@ from seedrl.config import (
     StatusConfig,
 )
 from seedrl.errors import ConfigError, SeedrlError
-from seedrl.identity import identity
 from seedrl.launching.children import end_with_parent
 from seedrl.launching.torchrun import is_under_torchrun, leave_note
-from seedrl.rules import check
-from seedrl.shard import shard_of
+from seedrl.ranks.identity import identity
+from seedrl.ranks.settings import shard_of
+from seedrl.validation import check
 from seedrl.wire.address import refuse_if_taken
 
 
@@ -89,7 +89,7 @@ def _learner(config: LearnerConfig) -> None:
     refuse_if_taken(config.listen)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in our own words
-    from seedrl.service import run_learner
+    from seedrl.roles.learner import run_learner
 
     run_learner(config, who)
 
@@ -103,7 +103,7 @@ def _actor(config: ActorConfig) -> None:
 def _eval(config: EvalConfig) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))  # no traceback
-    from seedrl.evaluate import run_eval
+    from seedrl.roles.evaluate import run_eval
 
     run_eval(config)
 
@@ -112,13 +112,13 @@ def _serve(config: ServeConfig) -> None:
     refuse_if_taken(config.listen)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from seedrl.serve import run_serve
+    from seedrl.roles.serve import run_serve
 
     run_serve(config)
 
 
 def _control(config: ControlConfig) -> None:
-    from seedrl.control import run_control
+    from seedrl.monitoring.control import run_control
 
     run_control(config)
 
@@ -181,7 +181,7 @@ def _card(config: CardConfig) -> None:
 
 def _certs(config: CertsConfig) -> None:
     try:
-        from seedrl.certs import run_certs
+        from seedrl.wire.certificates import run_certs
     except ModuleNotFoundError as error:
         raise ConfigError(f"seedrl certs needs one package more: pip install 'seedrl[certs]' ({error})") from error
     run_certs(config)

@@ -10,7 +10,7 @@ from typing import Any
 
 from seedrl.commands import compose, conf_directory, launch
 from seedrl.config import Engine, Placement, RunConfig
-from seedrl.rules import check
+from seedrl.validation import check
 
 
 @dataclass(frozen=True)

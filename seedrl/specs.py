@@ -37,14 +37,14 @@ def as_tree(shape: Any, leaves: Sequence[Leaf]) -> Leaf | dict[str, Leaf]:
     return dict(zip(shape, leaves, strict=True)) if isinstance(shape, dict) else leaves[0]
 
 
-def each(function: Callable[[Leaf], Other], tree: Leaf | dict[str, Leaf]) -> Other | dict[str, Other]:
+def tree_map(function: Callable[[Leaf], Other], tree: Leaf | dict[str, Leaf]) -> Other | dict[str, Other]:
     """The tree of what a function makes of every leaf."""
     return {name: function(leaf) for name, leaf in tree.items()} if isinstance(tree, dict) else function(tree)
 
 
 def rows_of(tree: Arrays, start: int, count: int) -> Arrays:
     """Some rows of every leaf."""
-    return each(lambda leaf: leaf[start : start + count], tree)
+    return tree_map(lambda leaf: leaf[start : start + count], tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ArraySpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceSpec:
+class CategoricalSpec:
     """Actions that choose: entry i of an array of this shape is one of 0 … sizes[i]-1."""
 
     sizes: tuple[int, ...]
@@ -89,7 +89,7 @@ class ChoiceSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class NumberSpec:
+class ContinuousSpec:
     """Actions that are amounts, each between its own bounds, which may be infinite."""
 
     low: tuple[float, ...]
@@ -106,7 +106,7 @@ class NumberSpec:
         return f"numbers{list(self.shape)} from {_few(self.low)} to {_few(self.high)}"
 
 
-ActionSpec = ChoiceSpec | NumberSpec
+ActionSpec = CategoricalSpec | ContinuousSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,9 @@ class EnvSpec:
         return f"observation {_words(self.observation)}, {_words(self.action)}"
 
 
-def discrete(count: int) -> ChoiceSpec:
+def discrete(count: int) -> CategoricalSpec:
     """One choice of 0 … count-1."""
-    return ChoiceSpec((count,))
+    return CategoricalSpec((count,))
 
 
 def _words(tree: Any) -> str:

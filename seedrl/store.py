@@ -26,9 +26,9 @@ from torch import Tensor
 
 from seedrl.actions import Actions
 from seedrl.device import after_serving, finish, upload
-from seedrl.specs import Arrays, ArraySpec, EnvSpec, each, leaves
+from seedrl.rows import RESET, TERMINATED, TRUNCATED
+from seedrl.specs import Arrays, ArraySpec, EnvSpec, leaves, tree_map
 from seedrl.types import ModelInput, ModelOutput, Observation, Unrolls
-from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED
 
 Indices = NDArray[np.int64]
 
@@ -79,7 +79,7 @@ class Store:
         entries = slots + capacity
         rows = entries * self._rows
 
-        self._frames = each(
+        self._frames = tree_map(
             lambda leaf: Frames(leaf, entries * self._frame_rows, frame_stack, device), spec.observation
         )
         self._logits = torch.zeros(rows, spec.policy_size, device=device)
@@ -141,7 +141,7 @@ class Store:
 
     def stacks(self, place: Place) -> Observation:
         """The stacked observations [N, frame_stack * C, ...] of these rows."""
-        return each(lambda column: column.stacks(place.stack), self._frames)
+        return tree_map(lambda column: column.stacks(place.stack), self._frames)
 
     def write_rows(self, place: Place, record: Record, output: ModelOutput) -> None:
         """Everything but the frames; all of it [N, ...]."""
@@ -209,7 +209,7 @@ class Store:
     def blank(self, count: int) -> Unrolls:
         """Unrolls of zeros, and of ends: none of their transitions is valid."""
         like = self.gather(np.zeros(count, np.int64))
-        inputs = like.inputs.each(torch.zeros_like)
+        inputs = like.inputs.tree_map(torch.zeros_like)
         ends = torch.ones_like(like.terminated)
         version = np.zeros_like(like.policy_version)
         action, logits, value, core_state = map(
@@ -241,7 +241,7 @@ class Store:
 
         return Unrolls(
             inputs=ModelInput(
-                observation=each(lambda stacks: stacks.view(*row.shape, *stacks.shape[1:]), self.stacks(place)),
+                observation=tree_map(lambda stacks: stacks.view(*row.shape, *stacks.shape[1:]), self.stacks(place)),
                 reward=upload(record.reward, self._device),
                 last_action=upload(record.last_action, self._device),
                 reset=flag(RESET),

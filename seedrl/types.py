@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seedrl.specs import each
+from seedrl.specs import tree_map
 
 Observation = Tensor | dict[str, Tensor]  # a tree: a plain tensor if the environment's observation is a plain array
 
@@ -23,10 +23,10 @@ class ModelInput(NamedTuple):
     last_action: Tensor  # [T+1, B, ...]  as in Unrolls; 0 on reset rows
     reset: Tensor  # [T+1, B]  bool, first row of an episode: core_state is zeroed before it
 
-    def each(self, function: Callable[[Tensor], Tensor]) -> "ModelInput":
+    def tree_map(self, function: Callable[[Tensor], Tensor]) -> "ModelInput":
         """The same of what a function makes of every tensor."""
         observation, *others = self
-        return ModelInput(each(function, observation), *map(function, others))
+        return ModelInput(tree_map(function, observation), *map(function, others))
 
 
 class ModelOutput(NamedTuple):

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from seedrl.actions import Actions
 from seedrl.config import AlgorithmConfig, LearnerConfig, StopConfig
 from seedrl.learning.learner import Learner
-from seedrl.learning.ranks import Ranks
 from seedrl.metrics import LearningMetrics
 from seedrl.models.base import core_size_of
 from seedrl.policy import Policy
+from seedrl.ranks.group import Ranks
+from seedrl.rows import RESET, TERMINATED
 from seedrl.specs import EnvSpec
 from seedrl.store import Record, Store
 from seedrl.types import ModelInput, ModelOutput
-from seedrl.wire.codec import RESET, TERMINATED
 from tests.fakes import TinyModel, make_spec
 
 torch.set_num_threads(1)  # tensors here are tiny: on a busy machine a second thread costs far more than it brings

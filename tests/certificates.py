@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from seedrl.certs import Authority, Pair
 from seedrl.config import SecurityConfig
+from seedrl.wire.certificates import Authority, Pair
 
 TOKEN = "a-token-of-the-tests-0123456789"
 TOMORROW = datetime.now(UTC) + timedelta(days=1)

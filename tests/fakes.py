@@ -12,9 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from seedrl.rows import ENDED, RESET, TERMINATED, Rows
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.types import ModelInput, ModelOutput
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, Job, Rows
+from seedrl.wire.codec import (
+    Welcome,
+)
 
 
 class FakeClock:
@@ -34,8 +37,8 @@ def make_spec(shape: tuple[int, ...] = (2,), dtype: str = "float32", num_actions
     return EnvSpec(ArraySpec(shape, dtype), discrete(num_actions))
 
 
-def make_job(num_envs: int = 4, group_size: int | None = None, **changes: Any) -> Job:
-    job = Job(
+def make_job(num_envs: int = 4, group_size: int | None = None, **changes: Any) -> Welcome:
+    job = Welcome(
         session_id=1,
         env_id="Fake-v0",
         options={},
@@ -58,7 +61,7 @@ class FakePool:
 
     def __init__(
         self,
-        job: Job,
+        job: Welcome,
         threads: int = 1,
         *,
         episode_length: int = 5,

@@ -7,8 +7,8 @@ import time
 import torch
 
 from seedrl.errors import RankLost
-from seedrl.identity import identity
-from seedrl.learning.ranks import Ranks
+from seedrl.ranks.group import Ranks
+from seedrl.ranks.identity import identity
 
 
 def main(fault: str) -> None:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from seedrl.actions import Actions
 from seedrl.config import AlgorithmConfig, ModelConfig, Optimizer
-from seedrl.identity import identity
 from seedrl.learning.learner import Learner
-from seedrl.learning.ranks import Ranks
-from seedrl.learning.separate import SERVING, TRAINING, Courier, Inbox, Outbox, tell
 from seedrl.models.build import build_model
+from seedrl.ranks.group import Ranks
+from seedrl.ranks.identity import identity
+from seedrl.ranks.separate import SERVING, TRAINING, Inbox, Outbox, RemoteLearner, tell
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, record, weights
 from tests.fakes import TinyModel, make_spec
@@ -123,7 +123,7 @@ def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
     """Rank 0's side: what it serves after every update that rank 1 has made on its unrolls."""
     parts = case.parts(case.share * WORLD)
     batch_size = parts.config.algorithm.batch_size
-    courier = Courier(ranks, parts.learner.model, parts.store, parts.policy, parts.metrics, batch_size)
+    courier = RemoteLearner(ranks, parts.learner.model, parts.store, parts.policy, parts.metrics, batch_size)
     seen = {}
     for update in range(UPDATES):
         record(parts.store, courier.model, case.spec, batch_size, seed=update, policy_version=parts.policy.version)

@@ -12,12 +12,12 @@ from envs_server.pool import Pool
 from seedrl.actions import Actions
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
+from seedrl.rows import RESET, Rows
 from seedrl.serving.inference import Answer, Inference
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import FinishedEpisodes, Slots
 from seedrl.specs import EnvSpec
 from seedrl.store import Store
-from seedrl.wire.codec import RESET, Rows
 from tests.fakes import TinyModel
 
 CPU = torch.device("cpu")

@@ -10,17 +10,17 @@ from torch.distributions import Categorical, Normal
 
 from seedrl.actions import LARGEST, SMALLEST, Actions
 from seedrl.models.base import FORBIDDEN
-from seedrl.specs import ActionSpec, ArraySpec, ChoiceSpec, EnvSpec, NumberSpec, discrete
+from seedrl.specs import ActionSpec, ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec, discrete
 
 INFINITY = float("inf")
 OBSERVATION = ArraySpec((2,), "float32")
-AMOUNTS = NumberSpec((-2.0, 0.0), (2.0, 10.0), (2,))
+AMOUNTS = ContinuousSpec((-2.0, 0.0), (2.0, 10.0), (2,))
 TREES: dict[str, Any] = {
     "discrete": discrete(4),
-    "multi-discrete": ChoiceSpec((3, 3, 2), (3,)),
-    "multi-binary": ChoiceSpec((2,) * 4, (2, 2)),
+    "multi-discrete": CategoricalSpec((3, 3, 2), (3,)),
+    "multi-binary": CategoricalSpec((2,) * 4, (2, 2)),
     "box": AMOUNTS,
-    "dict": {"jump": discrete(3), "move": AMOUNTS, "keys": ChoiceSpec((2, 5), (2,))},
+    "dict": {"jump": discrete(3), "move": AMOUNTS, "keys": CategoricalSpec((2, 5), (2,))},
 }
 
 
@@ -40,7 +40,7 @@ def parts_of(spec: EnvSpec, numbers: Tensor) -> list[Categorical | Normal]:
         return numbers[..., at - count : at]
 
     def distributions(leaf: ActionSpec) -> list[Categorical | Normal]:
-        if isinstance(leaf, ChoiceSpec):
+        if isinstance(leaf, CategoricalSpec):
             return [Categorical(logits=next_numbers(size)) for size in leaf.sizes]
         mean, log_std = next_numbers(len(leaf.low)), next_numbers(len(leaf.low)).clamp(SMALLEST, LARGEST)
         return [Normal(mean[..., each], log_std[..., each].exp()) for each in range(len(leaf.low))]
@@ -94,7 +94,7 @@ def test_choose_without_noise_is_the_likeliest_action(tree: Any) -> None:
 
 def test_told_is_the_tree_that_the_environments_take() -> None:
     actions, _ = make_actions(TREES["dict"])
-    told = actions.told(np.array([[2, -1, -1, 1, 4]], np.float32))
+    told = actions.to_env(np.array([[2, -1, -1, 1, 4]], np.float32))
     assert isinstance(told, dict)
     assert {name: leaf.tolist() for name, leaf in told.items()} == {
         "jump": [2],
@@ -106,13 +106,13 @@ def test_told_is_the_tree_that_the_environments_take() -> None:
 @pytest.mark.parametrize(("squash", "unit"), [(False, 1.0), (True, np.tanh(1.5))])
 def test_amounts_come_within_their_bounds(squash: bool, unit: float) -> None:
     actions, _ = make_actions(AMOUNTS, squash)
-    told = actions.told(np.array([[1.5, -1.5], [0.0, 0.0]], np.float32))
+    told = actions.to_env(np.array([[1.5, -1.5], [0.0, 0.0]], np.float32))
     np.testing.assert_allclose(told, [[2 * unit, 5 - 5 * unit], [0.0, 5.0]], rtol=1e-6)
 
 
 def test_amounts_without_bounds_are_what_was_drawn() -> None:
-    actions, _ = make_actions(NumberSpec((-INFINITY, 1.0), (INFINITY, INFINITY), (2,)))
-    np.testing.assert_allclose(actions.told(np.array([[7.5, -3.0]], np.float32)), [[7.5, 1.0]])
+    actions, _ = make_actions(ContinuousSpec((-INFINITY, 1.0), (INFINITY, INFINITY), (2,)))
+    np.testing.assert_allclose(actions.to_env(np.array([[7.5, -3.0]], np.float32)), [[7.5, 1.0]])
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
@@ -163,7 +163,7 @@ def test_explored_rows_are_explored_each_by_itself() -> None:
 
 
 def test_explored_amounts_have_a_scaled_deviation_and_their_mean() -> None:
-    actions = Actions(EnvSpec(OBSERVATION, NumberSpec((-1.0, -1.0), (1.0, 1.0), (2,))))
+    actions = Actions(EnvSpec(OBSERVATION, ContinuousSpec((-1.0, -1.0), (1.0, 1.0), (2,))))
     numbers = torch.tensor([[0.3, -0.4, -1.0, 9.0]])  # the last deviation is clamped to exp(2)
     found = actions.explored(numbers, torch.tensor([0.5]), torch.tensor([0.9]))
     expected = torch.distributions.Normal(torch.tensor([0.3, -0.4]), 0.5 * torch.tensor([-1.0, 2.0]).exp())
@@ -174,7 +174,7 @@ def test_explored_amounts_have_a_scaled_deviation_and_their_mean() -> None:
 
 
 def test_explored_at_temperature_one_and_epsilon_zero_changes_no_probability() -> None:
-    spec = EnvSpec(OBSERVATION, {"go": ChoiceSpec((3, 2), (2,)), "push": NumberSpec((-1.0,), (1.0,), (1,))})
+    spec = EnvSpec(OBSERVATION, {"go": CategoricalSpec((3, 2), (2,)), "push": ContinuousSpec((-1.0,), (1.0,), (1,))})
     actions = Actions(spec)
     numbers = torch.randn(5, spec.policy_size, generator=torch.Generator().manual_seed(1))
     taken = actions.choose(numbers, actions.noise(5, torch.Generator().manual_seed(2)))

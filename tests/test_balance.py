@@ -8,7 +8,7 @@ from seedrl.config import LearnerConfig
 from seedrl.serving import balance as module
 from seedrl.serving.balance import Balance, Endpoint, own_address
 from seedrl.serving.sessions import Session, SessionTable
-from seedrl.wire.codec import Greeting, Measured
+from seedrl.wire.codec import Hello, Report
 from tests.fakes import FakeClock
 
 ENVS = 4
@@ -42,7 +42,7 @@ class Cluster:
             balance.see(told)
 
     def join(self, name: str) -> Session:
-        return self.tables[name].join(Greeting("actor"))[0]
+        return self.tables[name].join(Hello("actor"))[0]
 
     def fill(self, **actors: int) -> None:
         for name, count in actors.items():
@@ -54,7 +54,7 @@ class Cluster:
         """Every actor of these endpoints reports."""
         for name, seconds in round_trips.items():
             for session in self.tables[name].open.values():
-                session.recent = Measured(requests=100, round_trip_seconds=100 * seconds)
+                session.recent = Report(requests=100, round_trip_seconds=100 * seconds)
                 session.reported = self.clock()
         self.agree()
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from seedrl.metrics import ServingMetrics
+from seedrl.serving.batch_loop import BatchLoop, Pause
 from seedrl.serving.batcher import Batcher
-from seedrl.serving.batches import Batches, Pause
 from seedrl.serving.sessions import Request
 from tests.rig import make_rows
 
@@ -40,7 +40,7 @@ class Stage:
         self.batcher: Batcher[Request] = Batcher(**{"max_rows": 8, "min_rows": 1, "max_wait": 0.001, **options})
         self.inference = Recorder()
         self.metrics = ServingMetrics()
-        self.batches = Batches(self.batcher, self.inference, self.metrics, may_go_on)
+        self.batches = BatchLoop(self.batcher, self.inference, self.metrics, may_go_on)
 
     def submit(self, request_id: int) -> None:
         rows = make_rows(np.zeros((2, 1), np.float32))

@@ -16,13 +16,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, NoCapacity, Superseded, TooLate
+from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.status import Status
 from seedrl.wire import codec
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Greeting, Rows
+from seedrl.wire.codec import (
+    Hello,
+)
 from seedrl.wire.framing import StepParts, parse, serialize
 from tests.fakes import FakeClock
 from tests.integration.support import SPEC, OracleModel, right_action
@@ -125,7 +128,7 @@ class Learner(RuleBasedStateMachine):
         older = actor.session
         taken = len(self.table.open) - (older is not None)
         try:
-            session, job = self.greet(Greeting("actor", "", actor.instance, actor.epoch))
+            session, job = self.greet(Hello("actor", "", actor.instance, actor.epoch))
         except NoCapacity:
             assert taken == SLOTS // ENVS
             self.ended += older is not None
@@ -145,7 +148,7 @@ class Learner(RuleBasedStateMachine):
         actor = self.actors[which]
         if actor.session is not None:
             with pytest.raises(Superseded):
-                self.greet(Greeting("stray", "", actor.instance, actor.epoch - age))
+                self.greet(Hello("stray", "", actor.instance, actor.epoch - age))
 
     @precondition(lambda self: self.alive())
     @rule(data=st.data(), ending=st.sampled_from([0, 0, TERMINATED, TRUNCATED]))
@@ -201,7 +204,7 @@ class Learner(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, MAX_WAIT]))
     def serve(self, seconds: float) -> None:
-        """What Batches does again and again."""
+        """What BatchLoop does again and again."""
         self.clock.advance(seconds)
         if self.rig.inference.finish_unrolls() and (requests := self.batcher.take()):
             assert all(request.session.alive for request in requests)
@@ -252,7 +255,7 @@ class Learner(RuleBasedStateMachine):
 
     # Parts of the above.
 
-    def greet(self, greeting: Greeting) -> tuple[Session, codec.Job]:
+    def greet(self, greeting: Hello) -> tuple[Session, codec.Welcome]:
         self.server._make_way(greeting)
         return self.server._admit(greeting, peer="")
 

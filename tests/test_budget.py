@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from seedrl import budget as budgets
-from seedrl.budget import Budget, budget_of, check_budget, check_store
 from seedrl.config import LearnerConfig, Optimizer, store_sizes
 from seedrl.errors import ConfigError, Mismatch
-from seedrl.learning.checkpoint import pack_optimizer
 from seedrl.models.base import core_size_of
 from seedrl.policy import Policy
+from seedrl.run import budget as budgets
+from seedrl.run.budget import Budget, budget_of, check_budget, check_store
+from seedrl.run.checkpoint import pack_optimizer
 from seedrl.store import Store
 from tests.builders import learner_parts
 from tests.fakes import TinyModel, make_spec

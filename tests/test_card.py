@@ -10,8 +10,8 @@ import yaml
 
 from seedrl.config import CardConfig, EnvConfig, ModelConfig
 from seedrl.errors import RunDirectoryError, SeedrlError
-from seedrl.rundir import RunDirectory, plain
-from seedrl.specs import ArraySpec, EnvSpec, NumberSpec
+from seedrl.run.directory import RunDirectory, plain
+from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
 from seedrl.trained.card import run_card, training_command, write_card
 from seedrl.trained.hub import upload_run
 from tests.test_contracts import composed
@@ -29,7 +29,8 @@ SUMMARY = {
     "made_with": {"seedrl": "0.1.0", "commit": "abc123", "torch": "2.13.0"},
 }
 SPEC = EnvSpec(
-    {"camera": ArraySpec((3, 40, 40), "uint8"), "joints": ArraySpec((4,), "float32")}, NumberSpec((-1.0,), (1.0,), (1,))
+    {"camera": ArraySpec((3, 40, 40), "uint8"), "joints": ArraySpec((4,), "float32")},
+    ContinuousSpec((-1.0,), (1.0,), (1,)),
 )
 
 

@@ -20,11 +20,11 @@ from torch import nn
 
 from seedrl.config import AlgorithmConfig, ModelConfig, Optimizer
 from seedrl.errors import RunDirectoryError
-from seedrl.learning import checkpoint as files
-from seedrl.learning.checkpoint import MANIFEST, STATE, TENSORS, Checkpoint
 from seedrl.learning.optimizer import build_optimizer
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
+from seedrl.run import checkpoint as files
+from seedrl.run.checkpoint import MANIFEST, STATE, TENSORS, Checkpoint
 from seedrl.specs import EnvSpec
 from tests.builders import model_input, same, weights
 from tests.fakes import make_spec

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from seedrl.config import RunConfig
-from seedrl.context import LEARNER, ContextFile, State
 from seedrl.launching import local
 from seedrl.launching.children import CRASH_SECONDS, Child, Crashes, signal_of
 from seedrl.launching.local import Supervisor, _with_a_port
+from seedrl.run.context import LEARNER, ContextFile, State
 from tests.fakes import FakeClock
 
 

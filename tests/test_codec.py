@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted, Refused
+from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import DTYPES, ArraySpec, EnvSpec, discrete
 from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
-from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.wire.framing import StepParts, parse, serialize
 from tests.fakes import make_job, make_spec
 from tests.fuzz.decoder import examples, feed
@@ -111,17 +111,17 @@ def test_act_roundtrip_gives_same_actions(action: np.ndarray, request_id: int) -
 
 
 def test_hello_control_and_report_roundtrip_keep_their_fields() -> None:
-    greeting = codec.Greeting("näme", "host/0", "instance", 2**64 - 1, "it broke")
+    greeting = codec.Hello("näme", "host/0", "instance", 2**64 - 1, "it broke")
     assert codec.decode_hello(through_the_wire(codec.encode_hello(greeting)).hello) == greeting
     control = through_the_wire(codec.encode_control(pb.Control.COMMAND_DRAIN, "why")).control
     assert (control.command, control.reason) == (pb.Control.COMMAND_DRAIN, "why")
-    measured = codec.Measured(5, 0.25, 1.5, requests=3, round_trip_seconds=0.5, cpu_seconds=2.0, reconnects=1)
+    measured = codec.Report(5, 0.25, 1.5, requests=3, round_trip_seconds=0.5, cpu_seconds=2.0, reconnects=1)
     assert codec.decode_report(through_the_wire(codec.encode_report(measured)).report) == measured
 
 
 @pytest.mark.parametrize("wrong", [{"env_seconds": -1.0}, {"wait_seconds": math.nan}, {"cpu_seconds": math.inf}])
 def test_decode_report_with_a_number_that_cannot_be_is_refused_by_name(wrong: dict[str, float]) -> None:
-    report = through_the_wire(codec.encode_report(codec.Measured(**wrong))).report
+    report = through_the_wire(codec.encode_report(codec.Report(**wrong))).report
     with pytest.raises(InvalidMessage, match=next(iter(wrong))):
         codec.decode_report(report)
 
@@ -270,13 +270,13 @@ def test_decode_redirect_of_what_is_no_address_says_so(address: str) -> None:
 
 def test_order_to_move_all_or_to_open_survives_the_wire() -> None:
     for order, words in (
-        (codec.Order(command=pb.Control.COMMAND_REDIRECT, open=False), "move, take no new ones"),
-        (codec.Order("a", command=pb.Control.COMMAND_REDIRECT), "move"),
-        (codec.Order(open=True), "open"),
+        (codec.ControlRequest(command=pb.Control.COMMAND_REDIRECT, open=False), "move, take no new ones"),
+        (codec.ControlRequest("a", command=pb.Control.COMMAND_REDIRECT), "move"),
+        (codec.ControlRequest(open=True), "open"),
     ):
-        request = pb.ControlRequest.FromString(codec.encode_order(order).SerializeToString())
-        assert codec.decode_order(request) == order
-        assert codec.words_of(order) == words
+        request = pb.ControlRequest.FromString(codec.encode_control_request(order).SerializeToString())
+        assert codec.decode_control_request(request) == order
+        assert codec.describe_request(order) == words
 
 
 def test_decode_hello_and_welcome_of_another_version_name_both_sides() -> None:

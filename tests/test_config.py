@@ -7,7 +7,7 @@ import pytest
 
 from seedrl.config import ActorConfig, LearnerConfig
 from seedrl.errors import ConfigError
-from seedrl.rules import check, check_actor
+from seedrl.validation import check, check_actor
 
 
 def settings(**changes: Any) -> LearnerConfig:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from seedrl import context as contexts
-from seedrl.context import FILE, LEARNER, LOCK, Context, ContextFile, Member, State, dump, parse
 from seedrl.errors import RunDirectoryError
+from seedrl.run import context as contexts
+from seedrl.run.context import FILE, LEARNER, LOCK, Context, ContextFile, Member, State, dump, parse
 from tests.forks import processes
 
 

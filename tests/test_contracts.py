@@ -26,8 +26,8 @@ from packaging.utils import canonicalize_name
 
 from seedrl.commands import COMMANDS, conf_directory, register_schemas, settings_of
 from seedrl.config import LearnerConfig
-from seedrl.rules import check
 from seedrl.v1 import inference_pb2
+from seedrl.validation import check
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -36,28 +36,19 @@ GENERATED = "seedrl.v1"
 # A module imports from its own row and from those above it. A name stands for the module or the whole package.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
-        "seedrl",
-        "seedrl.config",
-        "seedrl.identity",
-        "seedrl.exposure",
-        "seedrl.rules",
-        "seedrl.errors",
-        "seedrl.specs",
-        "seedrl.metrics",
-        "seedrl.status",
-        "seedrl.types",
-        "seedrl.actions",
+        *("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
+        *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.ranks.identity"),
     ),
-    ("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
-    ("seedrl.device", "seedrl.policy", "seedrl.store"),
-    ("seedrl.serving", "seedrl.learning", "envs_server"),
     (
-        *("seedrl.monitoring", "seedrl.rundir", "seedrl.context", "seedrl.membership", "seedrl.stopping"),
-        *("seedrl.summary", "seedrl.progress", "seedrl.budget", "seedrl.snapshot", "seedrl.saving"),
-        *("seedrl.service", "seedrl.launching", "seedrl.certs", "seedrl.trained"),
-        *("seedrl.deployment", "seedrl.evaluate", "seedrl.serve", "seedrl.control", "seedrl.shard", "seedrl.rounds"),
-        *("seedrl.counts", "seedrl.trainer"),
+        *("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.validation"),
+        *("seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
     ),
+    ("seedrl.device", "seedrl.policy", "seedrl.store", "seedrl.run.checkpoint"),
+    (
+        *("seedrl.serving", "seedrl.learning", "envs_server"),
+        *("seedrl.ranks.group", "seedrl.ranks.agreement", "seedrl.ranks.averaging", "seedrl.ranks.separate"),
+    ),
+    ("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.roles", "seedrl.launching", "seedrl.trained"),
     ("seedrl.commands", "seedrl.job"),
     ("seedrl.__main__", "envs_server.__main__"),
 )
@@ -73,17 +64,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.models",
         "seedrl.policy",
         "seedrl.store",
-        "seedrl.serving.front",
+        "seedrl.serving.service",
         "seedrl.serving.inference",
         "seedrl.serving.slots",
         "seedrl.learning",
+        "seedrl.ranks",
         "seedrl.launching.torchrun",
-        "seedrl.budget",
-        "seedrl.snapshot",
-        "seedrl.service",
-        "seedrl.trainer",
+        "seedrl.run.budget",
+        "seedrl.run.checkpoint",
+        "seedrl.run.snapshot",
+        "seedrl.roles",
         "seedrl.trained",
-        "seedrl.deployment",
     },
     "grpc": {
         "seedrl.v1",
@@ -96,16 +87,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "grpc_health": {"seedrl.serving.server"},
     "grpc_reflection": {"seedrl.serving.server"},
-    "google": {"seedrl.v1", "seedrl.wire.framing", "seedrl.snapshot"},
+    "google": {"seedrl.v1", "seedrl.wire.framing", "seedrl.run.snapshot"},
     "envpool": {"envs_server.pool"},
     "gymnasium": {"envs_server.stepping"},
     "hydra": {"seedrl.commands"},
     "omegaconf": {"seedrl.commands"},
-    "yaml": {"seedrl.rundir", "seedrl.launching.kubernetes", "seedrl.trained.card"},
-    "rich": {"seedrl.progress", "seedrl.monitoring.overview"},
-    "safetensors": {"seedrl.learning.checkpoint", "seedrl.trained.card"},
+    "yaml": {"seedrl.run.directory", "seedrl.launching.kubernetes", "seedrl.trained.card"},
+    "rich": {"seedrl.run.progress", "seedrl.monitoring.overview"},
+    "safetensors": {"seedrl.run.checkpoint", "seedrl.trained.card"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
-    "cryptography": {"seedrl.certs"},
+    "cryptography": {"seedrl.wire.certificates"},
     "matplotlib": {"seedrl.monitoring.plots"},
     "tensorboard": {"seedrl.monitoring.sinks"},
     "wandb": {"seedrl.monitoring.sinks"},
@@ -225,7 +216,13 @@ def test_imports_of_other_packages_only_where_allowed() -> None:
 def test_imports_of_light_modules_load_nothing_heavy() -> None:
     """What is imported indirectly counts as well, so this asks Python and not the source."""
     torch_free = ("envs_server", "seedrl.wire", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics")
-    torch_free += ("seedrl.monitoring", "seedrl.rundir", "seedrl.context", "seedrl.launching", "seedrl.progress")
+    torch_free += (
+        "seedrl.monitoring",
+        "seedrl.run.directory",
+        "seedrl.run.context",
+        "seedrl.launching",
+        "seedrl.run.progress",
+    )
     light = [name for name in WRITTEN if any(belongs_to(name, free) for free in torch_free)]
     light.remove("envs_server.__main__")
     light.remove("seedrl.monitoring.monitor")
@@ -457,7 +454,7 @@ def definitions_in(module: ast.Module) -> Iterator[tuple[str, int]]:
                 yield from ((alias.asname, node.lineno) for alias in node.names if alias.asname)
 
 
-def words_of(identifier: str) -> str:
+def describe_request(identifier: str) -> str:
     """FooBar and foo_bar as _foo_bar_."""
     return "_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower().strip("_") + "_"
 
@@ -467,7 +464,7 @@ def test_source_uses_the_words_of_the_design() -> None:
     for name, path in WRITTEN.items():
         identifiers = [(path.stem, 1), *definitions_in(tree(path))]
         for identifier, line in identifiers:
-            if any(re.search(f"_{word}s?_", words_of(identifier)) for word in FORBIDDEN_WORDS):
+            if any(re.search(f"_{word}s?_", describe_request(identifier)) for word in FORBIDDEN_WORDS):
                 wrong.append(f"{name}:{line} {identifier}")
     assert wrong == []
 

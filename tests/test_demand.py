@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from seedrl.config import LearnerConfig
-from seedrl.monitoring.demand import DOWN_SECONDS, Demand
+from seedrl.monitoring.autoscale import DOWN_SECONDS, Autoscaler
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.sampler import Row
 
@@ -45,7 +45,7 @@ class Load:
         self.config = LearnerConfig()
         self.config.actors.count, self.config.actors.at_most = count, at_most
         self.config.serving.max_slots = 100_000
-        self.demand = Demand(self.config, before)
+        self.demand = Autoscaler(self.config, before)
         self.capacity, self.served, self.cores, self.noise = capacity, served, cores, noise
         self.start_up, self.follow = start_up, follow
         self.now = 0.0
@@ -182,7 +182,7 @@ def test_demand_stays_within_count_and_at_most(capacity: float, expected: int) -
 def test_demand_is_never_more_than_there_are_slots_for() -> None:
     load = Load(capacity=100 * STEPS)
     load.config.serving.max_slots = 10 * load.config.actors.envs
-    load.demand = Demand(load.config)
+    load.demand = Autoscaler(load.config)
     assert load.run(600).demand.desired == 10
 
 
@@ -191,7 +191,7 @@ def test_demand_of_several_ranks_is_for_the_share_of_one(ranks: dict[str, Any]) 
     load = Load(capacity=100 * STEPS, count=4, at_most=16)
     for name, value in ranks.items():
         setattr(load.config.ranks, name, value)
-    load.demand = Demand(load.config)
+    load.demand = Autoscaler(load.config)
     seen = load.demand.desired, load.run(600).demand.desired
     assert seen == ((4, 16) if "separate" in ranks else (1, 4))
 

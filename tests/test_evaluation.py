@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from envs_server.counting import ENV, STEP, CountingPool
 from seedrl.config import ActorsConfig, LearnerConfig, evaluation_envs
 from seedrl.errors import ConfigError
-from seedrl.rules import check
 from seedrl.serving.sessions import SessionTable
-from seedrl.specs import EnvSpec, NumberSpec
+from seedrl.specs import ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
-from seedrl.wire.codec import Greeting
+from seedrl.validation import check
+from seedrl.wire.codec import Hello
 from tests.chaos.model import CountingModel, UnrollCheck
 from tests.fakes import FakePool, make_job, make_spec
 from tests.rig import Rig, make_model, stacked
@@ -75,11 +75,11 @@ def test_check_share_that_leaves_nothing_to_train_on_is_refused(share: float, en
 
 def test_join_sessions_are_told_apart_by_environment() -> None:
     config = LearnerConfig(actors=ActorsConfig(envs=8, evaluation=0.25))
-    session, _ = SessionTable(config, job_seed=lambda _: 1).join(Greeting("a"))
+    session, _ = SessionTable(config, job_seed=lambda _: 1).join(Hello("a"))
     assert session.evaluates is not None
     assert session.evaluates.tolist() == [True, False, False, False, True, False, False, False]
     config.actors.evaluation = 0.0
-    session, _ = SessionTable(config, job_seed=lambda _: 1).join(Greeting("a"))
+    session, _ = SessionTable(config, job_seed=lambda _: 1).join(Hello("a"))
     assert session.evaluates is None
 
 
@@ -103,7 +103,7 @@ def test_run_evaluation_rows_take_the_likeliest_choice_while_others_sample() -> 
 
 
 def test_run_evaluation_rows_take_the_mean_of_amounts_while_others_draw() -> None:
-    spec = EnvSpec(make_spec().observation, NumberSpec((-9.0,) * 2, (9.0,) * 2, (2,)))
+    spec = EnvSpec(make_spec().observation, ContinuousSpec((-9.0,) * 2, (9.0,) * 2, (2,)))
     rig = Rig(spec, Undecided(spec), slots=4, unroll_length=4)
     rows = FakePool(make_job(4)).recv()
     (action,) = rig.run(rig.request(rig.join(range(4), alternating(4)), rows))

@@ -18,8 +18,8 @@ from seedrl import __version__
 from seedrl.config import EnvConfig, ExportConfig, Format, ModelConfig
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.models.base import FORBIDDEN
-from seedrl.rundir import plain
-from seedrl.specs import ArraySpec, ChoiceSpec, EnvSpec, NumberSpec, discrete
+from seedrl.run.directory import plain
+from seedrl.specs import ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec, discrete
 from seedrl.trained.check import TOLERANCE, random_inputs
 from seedrl.trained.export import FORMATS, METADATA, METADATA_KEY, export, read_onnx, run_export
 from seedrl.trained.load import Trained, load_trained
@@ -37,23 +37,23 @@ TREE = {
     "joints": ArraySpec((4,), "float64"),
     "touches": ArraySpec((2,), "bool"),
 }
-ACTIONS = {"jump": discrete(3), "keys": ChoiceSpec((2, 3), (2,)), "move": NumberSpec((-1.0,), (1.0,), (1,))}
+ACTIONS = {"jump": discrete(3), "keys": CategoricalSpec((2, 3), (2,)), "move": ContinuousSpec((-1.0,), (1.0,), (1,))}
 CASES: dict[str, tuple[EnvSpec, ModelConfig, int]] = {  # spaces, network, frames stacked
     "mlp": (CARTPOLE, ModelConfig(layers=[8]), 1),
     "lstm": (CARTPOLE, ModelConfig(layers=[8], lstm=6), 1),
     "normalised-box": (
-        EnvSpec(ArraySpec((5,), "float64"), NumberSpec((-2.0, 0.0, -INFINITY), (2.0, 10.0, INFINITY), (3,))),
+        EnvSpec(ArraySpec((5,), "float64"), ContinuousSpec((-2.0, 0.0, -INFINITY), (2.0, 10.0, INFINITY), (3,))),
         ModelConfig(layers=[8], normalize=True),
         3,
     ),
     "gru-squashed-box": (
-        EnvSpec(ArraySpec((5,), "float32"), NumberSpec((-2.0, 0.0), (2.0, 10.0), (2,))),
+        EnvSpec(ArraySpec((5,), "float32"), ContinuousSpec((-2.0, 0.0), (2.0, 10.0), (2,))),
         ModelConfig(layers=[8], gru=6, squash=True),
         1,
     ),
     "nature-stacked": (EnvSpec(IMAGE, discrete(6)), ModelConfig(name="nature"), 4),
     "impala": (EnvSpec(IMAGE, discrete(6)), ModelConfig(name="impala"), 1),
-    "grid-choices": (EnvSpec(ArraySpec((7, 7, 3), "uint8"), ChoiceSpec((3, 3, 2), (3,))), ModelConfig(lstm=6), 1),
+    "grid-choices": (EnvSpec(ArraySpec((7, 7, 3), "uint8"), CategoricalSpec((3, 3, 2), (3,))), ModelConfig(lstm=6), 1),
     "category": (EnvSpec(ArraySpec((), "int64", values=6), discrete(4)), ModelConfig(layers=[8]), 1),
     "dict-masked": (EnvSpec(TREE, ACTIONS), ModelConfig(layers=[8], gru=6), 2),  # type: ignore[arg-type]
     "tiny": (EnvSpec(IMAGE, discrete(4)), ModelConfig(name="tiny"), 1),
@@ -89,13 +89,13 @@ def test_step_of_the_policy_is_what_inference_makes_of_the_same_rows(tmp_path: P
     found = policy.step(inputs)
     with torch.inference_mode():
         output, core_state = policy.model(
-            ModelInput(*inputs[:4]).each(lambda leaf: leaf.unsqueeze(0)), inputs.core_state
+            ModelInput(*inputs[:4]).tree_map(lambda leaf: leaf.unsqueeze(0)), inputs.core_state
         )
     assert torch.equal(found.logits, output.logits[0])
     assert torch.equal(found.value, output.value[0])
     assert torch.equal(found.next_core_state, core_state)
     assert torch.equal(found.next_last_action, output.logits[0, :, :2])  # means
-    told = policy.actions.told(found.next_last_action.numpy())
+    told = policy.actions.to_env(found.next_last_action.numpy())
     assert isinstance(found.action, Tensor)
     np.testing.assert_allclose(found.action, told, rtol=1e-6)  # type: ignore[arg-type]
 

@@ -18,8 +18,8 @@ from envs_server import shares
 from envs_server.gym import GymPool
 from envs_server.stepping import Envs, find_env
 from seedrl.errors import ConfigError, EnvFailed
-from seedrl.specs import ArraySpec, EnvSpec, discrete, each
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.specs import ArraySpec, EnvSpec, discrete, tree_map
 from tests.fakes import make_job
 from tests.integration.waiting import eventually
 from tests.simulators import Counter
@@ -167,7 +167,7 @@ def test_nested_spaces_are_trees_with_the_mask_beside_them() -> None:
         rows = pool.recv()
         assert isinstance(rows.observation, dict)
         assert rows.observation["eye/1"].max() < 5
-        pool.send(each(lambda leaf: np.ones((4, *leaf.shape), leaf.dtype), pool.spec.action), rows.env_id)
+        pool.send(tree_map(lambda leaf: np.ones((4, *leaf.shape), leaf.dtype), pool.spec.action), rows.env_id)
     assert rows.observation["action_mask"].tolist() == [[1, 1, 1]] * 4  # info had none
     pool.close()
 
@@ -239,11 +239,12 @@ PARENT = """
 import multiprocessing, time
 import numpy as np
 from envs_server.gym import GymPool
-from seedrl.wire.codec import Job
+from seedrl.wire.codec import Welcome
 
 if __name__ == "__main__":
     hangs = {"trouble": "hang", "at": 1}
-    pool = GymPool(Job(1, "tests.simulators:Counter", hangs, [], num_envs=1, group_size=1, seed=1, processes=True), 1)
+    welcome = Welcome(1, "tests.simulators:Counter", hangs, [], num_envs=1, group_size=1, seed=1, processes=True)
+    pool = GymPool(welcome, 1)
     pool.send(np.zeros(1, np.int32), pool.recv().env_id)
     print(multiprocessing.active_children()[0].pid, flush=True)
     time.sleep(600)

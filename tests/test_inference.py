@@ -12,11 +12,11 @@ from envs_server.pool import EnvPool
 from seedrl.actions import Actions
 from seedrl.config import ModelConfig
 from seedrl.models.build import build_model
+from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.serving.inference import Noise
 from seedrl.serving.sessions import Exploration
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
-from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Rows
 from tests.fakes import FakePool, make_job, make_spec
 from tests.rig import Rig, make_model, make_rows, stacked
 

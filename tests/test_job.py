@@ -5,9 +5,9 @@ import pytest
 from seedrl.commands import compose
 from seedrl.config import Engine, LaunchConfig, RoleConfig
 from seedrl.errors import ConfigError
-from seedrl.identity import Identity, identity
 from seedrl.job import Job
 from seedrl.launching.environment import variables
+from seedrl.ranks.identity import Identity, identity
 
 
 def test_builder_makes_exactly_what_the_command_line_makes() -> None:

@@ -18,15 +18,15 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from seedrl.certs import make
 from seedrl.commands import compose, main
 from seedrl.config import ActorConfig, CertsConfig, LearnerConfig, RunConfig
 from seedrl.errors import ConfigError
-from seedrl.exposure import exposures
 from seedrl.launching.cluster import PodJob
 from seedrl.launching.kubernetes import MARK, files
 from seedrl.launching.pods import image
-from seedrl.rundir import plain
+from seedrl.run.directory import plain
+from seedrl.wire.certificates import make
+from seedrl.wire.security import exposures
 from tests.integration.waiting import free_address
 from tests.manifests import GOLDEN, VARIANTS, documents, job_of, objects, rendered, stable
 from tests.programs import needed

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from seedrl import membership
 from seedrl.config import LearnerConfig
-from seedrl.context import LEARNER, Context, ContextFile, State
-from seedrl.membership import Membership
 from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.run import membership
+from seedrl.run.context import LEARNER, Context, ContextFile, State
+from seedrl.run.membership import Membership
 from seedrl.serving.sessions import SessionTable
-from seedrl.wire.codec import Greeting
+from seedrl.wire.codec import Hello
 
 
 class Rig:
@@ -66,20 +66,20 @@ def test_membership_first_update_seen_at_once_still_passes_through_ready(rig: Ri
 
 
 def test_membership_of_streams_has_slots_lease_and_lives(rig: Rig) -> None:
-    first, _ = rig.sessions.join(Greeting("actor-0"))
-    rig.sessions.join(Greeting("actor-1"))
+    first, _ = rig.sessions.join(Hello("actor-0"))
+    rig.sessions.join(Hello("actor-1"))
     context = rig.written()
     assert [member.name for member in context.affected(LEARNER)] == [LEARNER, "actor-0", "actor-1"]
     assert context.members["actor-0"].slots == 2
     assert context.members["actor-0"].incarnation == 1
     assert context.members["actor-0"].is_leased(context.written)
     rig.sessions.leave(first)
-    rig.sessions.join(Greeting("actor-0"))
+    rig.sessions.join(Hello("actor-0"))
     assert rig.written().members["actor-0"].incarnation == 2
 
 
 def test_membership_actor_that_left_is_still_known_and_streams_no_more(rig: Rig) -> None:
-    session, _ = rig.sessions.join(Greeting("actor-0"))
+    session, _ = rig.sessions.join(Hello("actor-0"))
     rig.written()
     rig.sessions.leave(session)
     member = rig.written().members["actor-0"]
@@ -87,18 +87,18 @@ def test_membership_actor_that_left_is_still_known_and_streams_no_more(rig: Rig)
 
 
 def test_membership_of_the_next_learner_goes_on_counting_lives(rig: Rig, tmp_path: Path) -> None:
-    rig.sessions.join(Greeting("actor-0"))
+    rig.sessions.join(Hello("actor-0"))
     rig.written()
     again = Rig(tmp_path).begin()
     assert again.file.read().members["actor-0"].streams_to == ""  # it has not come back yet
-    again.sessions.join(Greeting("actor-0"))
+    again.sessions.join(Hello("actor-0"))
     context = again.written()
     assert context.members[LEARNER].incarnation == 2
     assert context.members["actor-0"].incarnation == 2
 
 
 def test_membership_keeps_what_the_supervisor_wrote(rig: Rig) -> None:
-    rig.sessions.join(Greeting("actor-0"))
+    rig.sessions.join(Hello("actor-0"))
     with rig.file.change() as context:
         context.update("actor-0", pid=99, restarts=3, exit_code=5, last_words="it broke")
     member = rig.written().members["actor-0"]
@@ -122,14 +122,14 @@ def test_membership_forgets_strangers_but_not_who_is_supervised(rig: Rig, monkey
     with rig.file.change() as context:
         context.update("actor-0", pid=99)
     for number in range(10):
-        session, _ = rig.sessions.join(Greeting(f"stranger-{number}"))
+        session, _ = rig.sessions.join(Hello(f"stranger-{number}"))
         rig.written()
         rig.sessions.leave(session)
     assert set(rig.written().members) == {LEARNER, "actor-0", "stranger-7", "stranger-8", "stranger-9"}
 
 
 def test_membership_actor_that_calls_itself_the_learner_takes_nobodys_place(rig: Rig) -> None:
-    rig.sessions.join(Greeting(LEARNER))
+    rig.sessions.join(Hello(LEARNER))
     context = rig.written()
     assert context.members[LEARNER].role == "learner"
     assert [member.role for member in context.affected(LEARNER)] == ["learner", "actor"]

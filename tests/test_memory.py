@@ -99,8 +99,8 @@ def test_open_buffers_refuses_a_file_that_could_shrink(tmp_path: Path, offered: 
 
 def test_open_buffers_works_from_another_process(offered: OfferedBuffers) -> None:
     program = f"""
-from seedrl.wire.memory import Offer, open_buffers
-open_buffers(Offer(*{tuple(offered.offer)!r})).bytes(2, 5)[:] = b"hello"
+from seedrl.wire.memory import Memory, open_buffers
+open_buffers(Memory(*{tuple(offered.offer)!r})).bytes(2, 5)[:] = b"hello"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
     assert bytes(offered.bytes(2, 5)) == b"hello"

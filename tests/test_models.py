@@ -319,7 +319,7 @@ def test_normalize_keeps_outliers_in_reach() -> None:
         assert normalize(torch.tensor([[1e9], [-1e9]])).tolist() == [[10.0], [-10.0]]
 
 
-# Choices that the environment forbids
+# Categorical that the environment forbids
 
 
 def test_masked_model_never_gives_a_forbidden_choice_a_chance() -> None:

@@ -16,7 +16,7 @@ from seedrl.errors import ConfigError
 from seedrl.monitoring.compare import run_plot, table
 from seedrl.monitoring.curves import find_runs, grouped, read_curve
 from seedrl.monitoring.plots import draw_curve, on_common_grid
-from seedrl.rundir import plain
+from seedrl.run.directory import plain
 from tests.integration.processes import Commands
 
 PNG = b"\x89PNG\r\n"

@@ -12,7 +12,10 @@ import pytest
 from envs_server import pool as pool_module
 from envs_server.pool import EnvPool, Pool
 from seedrl.errors import ConfigError
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
+from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.wire.codec import (
+    Welcome,
+)
 from tests.fakes import FakePool, make_job, make_spec
 
 ENVS = 4
@@ -22,7 +25,7 @@ def make_pool(env_id: str = "CartPole-v1", num_envs: int = ENVS, group_size: int
     return pool_module.make_pool(make_job(num_envs, group_size, env_id=env_id, **fields), threads=1)
 
 
-def make_envpool(job: Job) -> Any:
+def make_envpool(job: Welcome) -> Any:
     """The same environments without us."""
     envs = envpool.make(
         job.env_id, env_type="gymnasium", num_envs=job.num_envs, seed=job.seed, num_threads=1, **job.options

@@ -2,20 +2,20 @@
 
 from seedrl.config import StopConfig
 from seedrl.errors import RankLost, ThreadDied
-from seedrl.learning.agreement import Load, Progress, Said
-from seedrl.learning.ranks import Ranks
 from seedrl.metrics import ServingMetrics
-from seedrl.rounds import Rounds, progress_of
-from seedrl.stopping import Stop
+from seedrl.ranks.agreement import Load, Progress, Vote
+from seedrl.ranks.group import Ranks
+from seedrl.ranks.rounds import Voting, progress_of
+from seedrl.run.stopping import Stop
 
 
-def rounds_of(stop: Stop, said: Said, **goal: float) -> Rounds:
-    return Rounds(Ranks(), stop, StopConfig(**goal), own=lambda: said)  # type: ignore[arg-type]
+def rounds_of(stop: Stop, said: Vote, **goal: float) -> Voting:
+    return Voting(Ranks(), stop, StopConfig(**goal), own=lambda: said)  # type: ignore[arg-type]
 
 
 def test_rounds_of_one_rank_go_on_until_it_is_asked_to_stop() -> None:
     stop = Stop()
-    rounds = rounds_of(stop, Said(load=Load(3, 4, 0.5, True)))
+    rounds = rounds_of(stop, Vote(load=Load(3, 4, 0.5, True)))
     loads: list[list[Load]] = []
     rounds.on_loads = loads.append
     assert rounds.go_on(has_batch=True)
@@ -32,10 +32,10 @@ def test_rounds_are_done_at_the_goal_and_not_before() -> None:
     for steps, returns, is_done in ((999, 100, False), (1000, 0, True), (10, 99, False)):
         stop = Stop()
         progress = Progress(steps, 5, 2.0 * returns, returns)
-        rounds = rounds_of(stop, Said(progress=progress), env_steps=1000, return_mean_100=3.0)
+        rounds = rounds_of(stop, Vote(progress=progress), env_steps=1000, return_mean_100=3.0)
         assert rounds.stop_if_done() is is_done
         assert stop.is_set() is is_done
-    solved = Said(progress=Progress(10, 100, 300.0, 100))
+    solved = Vote(progress=Progress(10, 100, 300.0, 100))
     assert rounds_of(Stop(), solved, env_steps=1000, return_mean_100=3.0).stop_if_done()
 
 

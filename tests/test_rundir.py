@@ -9,7 +9,7 @@ import yaml
 
 from seedrl.config import LearnerConfig, Optimizer
 from seedrl.errors import RunDirectoryError
-from seedrl.rundir import RunDirectory, plain
+from seedrl.run.directory import RunDirectory, plain
 
 
 def prepared(config: LearnerConfig) -> RunDirectory:
@@ -40,7 +40,7 @@ def test_run_directory_new_is_made_with_its_complete_settings(tmp_path: Path) ->
 def test_run_directory_without_a_name_gets_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also within one second."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("seedrl.rundir.time.strftime", lambda _: "20260102-030405")
+    monkeypatch.setattr("seedrl.run.directory.time.strftime", lambda _: "20260102-030405")
     paths = [prepared(LearnerConfig()).path for _ in range(3)]
     assert [str(path) for path in paths] == [
         "runs/CartPole-v1/20260102-030405",

@@ -12,7 +12,7 @@ from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.history import History
 from seedrl.monitoring.sampler import CYCLE, Row, Sampler
 from seedrl.serving.sessions import SessionTable
-from seedrl.wire.codec import Greeting, Measured
+from seedrl.wire.codec import Hello, Report
 from tests.fakes import FakeClock
 
 
@@ -24,7 +24,7 @@ class Scene:
         self.clock = FakeClock()
         self.serving, self.learning = ServingMetrics(), LearningMetrics()
         self.sessions = SessionTable(self.config, job_seed=lambda session: session)
-        self.session, _ = self.sessions.join(Greeting("actor"))
+        self.session, _ = self.sessions.join(Hello("actor"))
         self.sampler = Sampler(
             self.config, self.serving, self.learning, self.sessions, seconds_before, clock=self.clock
         )
@@ -74,7 +74,7 @@ def test_row_cycle_follows_littles_law() -> None:
     scene = Scene()
     scene.serve(100, latency=0.05, hold=0.01, fill=0.02, busy=0.005)
     scene.session.requests = 100
-    scene.session.measure(Measured(requests=100, round_trip_seconds=100 * 0.08))
+    scene.session.measure(Report(requests=100, round_trip_seconds=100 * 0.08))
     scene.clock.advance(10.0)
     expected = {"env": 0.120, "network": 0.030, "hold": 0.010, "fill": 0.020, "inference": 0.020}
     assert {part: 0.2 * scene.row()[f"cycle/{part}"] for part in CYCLE} == pytest.approx(expected, abs=1e-5)
@@ -85,7 +85,7 @@ def test_row_cycle_counts_what_is_unread_while_batches_run_as_inference() -> Non
     scene.serve(100, latency=0.05)
     scene.serving.serving_seconds["forward"] = 7.5  # of 10 s
     scene.session.requests = 100
-    scene.session.measure(Measured(requests=100, round_trip_seconds=100 * 0.09))
+    scene.session.measure(Report(requests=100, round_trip_seconds=100 * 0.09))
     scene.clock.advance(10.0)
     row = scene.row()
     assert 0.2 * row["cycle/network"] == pytest.approx(0.01, abs=1e-5)

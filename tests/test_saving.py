@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from seedrl.config import CheckpointConfig
-from seedrl.learning import checkpoint as files
-from seedrl.learning.checkpoint import STATE, Checkpoint
 from seedrl.metrics import LearningMetrics, ServingMetrics
-from seedrl.saving import Saver
+from seedrl.run import checkpoint as files
+from seedrl.run.checkpoint import STATE, Checkpoint
+from seedrl.run.saving import Saver
 from tests.fakes import FakeClock
 
 

@@ -13,15 +13,15 @@ from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedrl.certs import FILES, run_certs
 from seedrl.config import TOKEN_VARIABLE, ActorConfig, CertsConfig, LearnerConfig, SecurityConfig
 from seedrl.errors import ConfigError, Refused, Unauthenticated
-from seedrl.exposure import check_actor_security, check_redirect, exposures, is_local
 from seedrl.metrics import REFUSALS, ServingMetrics
 from seedrl.monitoring.doctor import security
-from seedrl.rules import check
 from seedrl.serving.guard import QUIET_SECONDS, TokenGuard, token_in
+from seedrl.validation import check
+from seedrl.wire.certificates import FILES, run_certs
 from seedrl.wire.channel import Link
+from seedrl.wire.security import check_actor_security, check_redirect, exposures, is_local
 from seedrl.wire.status import code_of, is_worth_retrying
 from seedrl.wire.tls import client_credentials, server_credentials
 from seedrl.wire.tokens import Tokens, open_to_others

@@ -8,8 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
+from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.serving.sessions import IN_FLIGHT, Session, SessionTable, session_seed
-from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED, Greeting, Order, Rows, encode_step
+from seedrl.wire.codec import (
+    ControlRequest,
+    Hello,
+    encode_step,
+)
 from seedrl.wire.framing import serialize
 from tests.fakes import make_spec
 
@@ -25,7 +30,7 @@ def make_table(max_slots: int = 10, groups: int = 2, lockstep: bool = False) -> 
 
 
 def make_session() -> Session:
-    session, _ = make_table().join(Greeting("actor"))
+    session, _ = make_table().join(Hello("actor"))
     return session
 
 
@@ -51,7 +56,7 @@ def step(session: Session, env_id: list[int], flags: int | list[int]) -> None:
 
 def test_join_gives_each_session_its_own_slots_and_id() -> None:
     table = make_table()
-    first, second = table.join(Greeting("a"))[0], table.join(Greeting("b"))[0]
+    first, second = table.join(Hello("a"))[0], table.join(Hello("b"))[0]
     assert first.id != second.id
     assert first.slots.tolist() == [0, 1, 2, 3]
     assert second.slots.tolist() == [4, 5, 6, 7]
@@ -60,31 +65,31 @@ def test_join_gives_each_session_its_own_slots_and_id() -> None:
 
 def test_join_above_max_slots_is_refused_with_numbers_and_remedy() -> None:
     table = make_table(max_slots=10)
-    table.join(Greeting("a"))
-    table.join(Greeting("b"))
+    table.join(Hello("a"))
+    table.join(Hello("b"))
     with pytest.raises(NoCapacity, match=r"^8 of 10 slots are taken, 4 more are needed; raise serving.max_slots"):
-        table.join(Greeting("c"))
+        table.join(Hello("c"))
     assert len(table.open) == 2
 
 
 def test_join_of_a_closed_endpoint_is_refused_until_it_is_open_again() -> None:
     table = make_table()
-    table.join(Greeting("a"))
-    assert table.obey(Order(open=False)) == list(table.open.values())
+    table.join(Hello("a"))
+    assert table.obey(ControlRequest(open=False)) == list(table.open.values())
     with pytest.raises(
         NoCapacity, match=r"^this endpoint takes no new actors, and no other has room; see seedrl control"
     ):
-        table.join(Greeting("b"))
-    table.obey(Order(open=True))
-    table.join(Greeting("b"))
+        table.join(Hello("b"))
+    table.obey(ControlRequest(open=True))
+    table.join(Hello("b"))
 
 
 def test_join_after_leave_reuses_slots_under_new_id() -> None:
     table = make_table(max_slots=8)
-    first, _ = table.join(Greeting("a"))
-    second, _ = table.join(Greeting("b"))
+    first, _ = table.join(Hello("a"))
+    second, _ = table.join(Hello("b"))
     table.leave(first)
-    third, _ = table.join(Greeting("c"))
+    third, _ = table.join(Hello("c"))
     assert third.slots.tolist() == first.slots.tolist()
     assert third.id not in (first.id, second.id)
     assert (first.alive, second.alive, third.alive) == (False, True, True)
@@ -93,28 +98,28 @@ def test_join_after_leave_reuses_slots_under_new_id() -> None:
 
 def test_leave_twice_frees_slots_once() -> None:
     table = make_table(max_slots=ENVS)
-    session, _ = table.join(Greeting("a"))
+    session, _ = table.join(Hello("a"))
     table.leave(session)
     table.leave(session)
-    table.join(Greeting("b"))
+    table.join(Hello("b"))
     with pytest.raises(NoCapacity):
-        table.join(Greeting("c"))
+        table.join(Hello("c"))
 
 
 def test_join_lockstep_second_session_is_refused_until_first_left() -> None:
     table = make_table(lockstep=True)
-    first, job = table.join(Greeting("a"))
+    first, job = table.join(Hello("a"))
     assert job.group_size == job.num_envs == ENVS
     with pytest.raises(NoCapacity, match="lock-step"):
-        table.join(Greeting("b"))
+        table.join(Hello("b"))
     table.leave(first)
-    assert table.join(Greeting("c"))[0].alive
+    assert table.join(Hello("c"))[0].alive
 
 
 def test_join_job_tells_the_actor_everything() -> None:
     table = make_table(groups=2)
     table.config.env.id, table.config.env.options, table.config.env.keep = "Pong-v5", {"stack_num": 1}, [0, 2]
-    session, job = table.join(Greeting("a"))
+    session, job = table.join(Hello("a"))
     assert (job.env_id, job.options, job.keep) == ("Pong-v5", {"stack_num": 1}, [0, 2])
     assert (job.session_id, job.num_envs, job.group_size, job.seed) == (session.id, ENVS, 2, 100 + session.id)
 
@@ -222,9 +227,9 @@ class Lives(RuleBasedStateMachine):
     def join(self) -> None:
         if len(self.sessions) == self.MAX_SLOTS // ENVS:
             with pytest.raises(NoCapacity):
-                self.table.join(Greeting("one too many"))
+                self.table.join(Hello("one too many"))
             return
-        session, job = self.table.join(Greeting("actor"))
+        session, job = self.table.join(Hello("actor"))
         assert job.session_id == session.id
         assert session.id not in self.ids
         self.ids.add(session.id)

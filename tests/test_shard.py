@@ -3,11 +3,11 @@
 import pytest
 
 from seedrl.config import Display, LearnerConfig
-from seedrl.counts import RETURNS_KEPT, counts_of, joined, restore_counters, score_of
 from seedrl.errors import ConfigError
-from seedrl.identity import Identity, identity
 from seedrl.metrics import LearningMetrics, ServingMetrics, totals_of
-from seedrl.shard import generator_seed, shard_of
+from seedrl.ranks.identity import Identity, identity
+from seedrl.ranks.settings import generator_seed, shard_of
+from seedrl.run.totals import RETURNS_KEPT, counts_of, joined, restore_counters, score_of
 from seedrl.wire.address import address_of
 
 
@@ -35,7 +35,7 @@ def test_shard_of_a_further_rank_has_addresses_of_its_own_and_leaves_the_termina
 
 
 def test_shard_shares_the_cores_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seedrl.shard.available_cores", lambda: 32)
+    monkeypatch.setattr("seedrl.ranks.settings.available_cores", lambda: 32)
     assert shard_of(config_of(8), Identity("learner", 1, 8, local_world_size=4)).threads == 4
     assert shard_of(config_of(1), Identity("learner")).threads == 16
 

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from seedrl.config import LearnerConfig, ReportConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.sinks import WANDB_DEFAULTS, WANDB_ID, Sinks, tagged
-from seedrl.rundir import RunDirectory
+from seedrl.run.directory import RunDirectory
 
 SUMMARY = {"status": "done", "return_mean_100": 475.0, "dropped_rows": {}}
 

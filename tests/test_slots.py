@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedrl.actions import Actions
-from seedrl.serving.slots import Position, Slots
-from seedrl.wire.codec import RESET, TERMINATED, TRUNCATED
+from seedrl.rows import RESET, TERMINATED, TRUNCATED
+from seedrl.serving.slots import Slots, WritePosition
 from tests.fakes import make_spec
 
 
@@ -28,7 +28,7 @@ def rewards(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def locate(slots: Slots, which: np.ndarray, row_flags: np.ndarray) -> Position:
+def locate(slots: Slots, which: np.ndarray, row_flags: np.ndarray) -> WritePosition:
     return slots.locate(which, which[(row_flags & RESET) != 0])
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from seedrl.config import AlgorithmConfig, Optimizer
-from seedrl.counts import counts_of, restore_counters
 from seedrl.errors import ConfigError, RunDirectoryError
-from seedrl.learning import checkpoint as files
-from seedrl.learning.checkpoint import Checkpoint
 from seedrl.metrics import Kind, LearningMetrics, ServingMetrics, declared, totals_of
-from seedrl.snapshot import Resumable, initial_weights, load_weights, spec_of
+from seedrl.run import checkpoint as files
+from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.snapshot import Resumable, initial_weights, load_weights, spec_of
+from seedrl.run.totals import counts_of, restore_counters
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, same, weights
 from tests.fakes import TinyModel, make_spec

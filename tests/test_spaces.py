@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
 from seedrl.errors import ConfigError
-from seedrl.specs import Arrays, ArraySpec, ChoiceSpec, NumberSpec, discrete, each
+from seedrl.specs import Arrays, ArraySpec, CategoricalSpec, ContinuousSpec, discrete, tree_map
 
 SAMPLES = 20
 BOX = spaces.Box(-1, 1, (2, 3))
@@ -20,7 +20,7 @@ NESTED = spaces.Dict(
         "arm": spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(4)]),
     }
 )
-NUMBERS = NumberSpec((-1.0,) * 6, (1.0,) * 6, (2, 3))
+NUMBERS = ContinuousSpec((-1.0,) * 6, (1.0,) * 6, (2, 3))
 
 OBSERVATIONS: list[tuple[Any, Any]] = [
     (BOX, ArraySpec((2, 3), "float32")),
@@ -48,14 +48,14 @@ OBSERVATIONS: list[tuple[Any, Any]] = [
 ACTIONS: list[tuple[Any, Any]] = [
     (spaces.Discrete(4), discrete(4)),
     (spaces.Discrete(4, start=10), discrete(4)),
-    (spaces.MultiDiscrete([3, 7]), ChoiceSpec((3, 7), (2,))),
-    (spaces.MultiDiscrete([[3, 7], [2, 2]], start=[[1, 0], [0, -4]]), ChoiceSpec((3, 7, 2, 2), (2, 2))),
-    (spaces.MultiBinary([2, 3]), ChoiceSpec((2,) * 6, (2, 3))),
+    (spaces.MultiDiscrete([3, 7]), CategoricalSpec((3, 7), (2,))),
+    (spaces.MultiDiscrete([[3, 7], [2, 2]], start=[[1, 0], [0, -4]]), CategoricalSpec((3, 7, 2, 2), (2, 2))),
+    (spaces.MultiBinary([2, 3]), CategoricalSpec((2,) * 6, (2, 3))),
     (BOX, NUMBERS),
     (spaces.Box(-1, 1, (2, 3), np.float64), NUMBERS),
     (
         spaces.Tuple([spaces.Discrete(3), spaces.Dict({"b": BOX, "a": spaces.MultiBinary(2)})]),
-        {"0": discrete(3), "1/a": ChoiceSpec((2, 2), (2,)), "1/b": NUMBERS},
+        {"0": discrete(3), "1/a": CategoricalSpec((2, 2), (2,)), "1/b": NUMBERS},
     ),
 ]
 # Spaces without gymnasium, and those of gymnasium that say the same.
@@ -63,7 +63,7 @@ OWN: list[tuple[Any, Any]] = [
     (ArraySpec((2, 3), "float32"), BOX),
     (ArraySpec((2,), "uint8"), spaces.Box(0, 255, (2,), np.uint8)),
     (discrete(6), spaces.Discrete(6, dtype=np.int32)),
-    (ChoiceSpec((3, 7), (2,)), spaces.MultiDiscrete([3, 7], dtype=np.int32)),
+    (CategoricalSpec((3, 7), (2,)), spaces.MultiDiscrete([3, 7], dtype=np.int32)),
     (NUMBERS, BOX),
     (
         {"eye": ArraySpec((2, 3), "float32"), "arm": (discrete(2), {"x": NUMBERS})},
@@ -118,14 +118,14 @@ def test_actions_come_back_as_members_of_their_space(space: Any, spec: Any) -> N
     assert known.spec == spec
     generator = np.random.default_rng(5)
     for _ in range(SAMPLES):
-        assert space.contains(known.nested(each(lambda leaf: random_action(leaf, generator), known.spec)))
+        assert space.contains(known.nested(tree_map(lambda leaf: random_action(leaf, generator), known.spec)))
 
 
 @pytest.mark.parametrize(("space", "spec"), ACTIONS, ids=words)
 def test_actions_of_many_equal_those_one_by_one(space: Any, spec: Any) -> None:
     known = ActionSpace(space)
     generator = np.random.default_rng(5)
-    single = [each(lambda leaf: random_action(leaf, generator), known.spec) for _ in range(4)]
+    single = [tree_map(lambda leaf: random_action(leaf, generator), known.spec) for _ in range(4)]
     many = known.nested(
         {name: np.stack([one[name] for one in single]) for name in spec} if isinstance(spec, dict) else np.stack(single)
     )
@@ -204,6 +204,6 @@ def leaves_of(tree: Any) -> list[Any]:
 
 
 def random_action(leaf: Any, generator: np.random.Generator) -> Any:
-    if isinstance(leaf, NumberSpec):
+    if isinstance(leaf, ContinuousSpec):
         return generator.uniform(-1, 1, leaf.shape).astype(np.float32)
     return np.array([generator.integers(size) for size in leaf.sizes], np.int32).reshape(leaf.shape)

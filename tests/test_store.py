@@ -11,10 +11,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED
 from seedrl.serving.sessions import Request, Session
 from seedrl.store import Record, Store
 from seedrl.types import ModelOutput, Unrolls
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED
 from tests.fakes import make_spec
 from tests.rig import CPU, Rig, make_rows
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from seedrl.config import Engine, RunConfig
-from seedrl.context import LEARNER, State
 from seedrl.launching import local
 from seedrl.launching.local import Supervisor
 from seedrl.launching.torchrun import NOTE_VARIABLE, is_under_torchrun, leave_note, noted_codes
+from seedrl.run.context import LEARNER, State
 
 
 class FakeProcess:

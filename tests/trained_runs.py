@@ -12,10 +12,10 @@ from google.protobuf.json_format import MessageToDict
 from torch import nn
 
 from seedrl.config import EnvConfig, LearnerConfig, ModelConfig
-from seedrl.learning import checkpoint as files
-from seedrl.learning.checkpoint import Checkpoint
 from seedrl.models.build import build_model
-from seedrl.rundir import plain
+from seedrl.run import checkpoint as files
+from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.directory import plain
 from seedrl.specs import EnvSpec
 from seedrl.trained.load import Trained, load_trained
 from seedrl.wire import codec

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import ray
 
-from seedrl.context import LEARNER, ContextFile, State
 from seedrl.launching.children import Process, start_module
+from seedrl.run.context import LEARNER, ContextFile, State
 
 
 class Arrival(NamedTuple):

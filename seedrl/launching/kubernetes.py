@@ -9,7 +9,7 @@ from seedrl.config import ActorConfig, LearnerConfig
 from seedrl.launching.cluster import PodJob
 from seedrl.launching.placement import ACTOR, LEARNER
 from seedrl.launching.pods import Body, actor_pod, gibibytes, labels, learner_pod, settings_name
-from seedrl.rundir import plain
+from seedrl.run.directory import plain
 
 MARK = "# Written by `seedrl render`, which overwrites it; put changes into an overlay."
 DESIRED_ACTORS = "seedrl_desired_actors"

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 
 from seedrl.config import Engine, LearnerConfig, RunConfig, modules_of, serving_ranks
-from seedrl.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.launching.children import Child, Crashes, Process, signal_of, start_module
 from seedrl.launching.environment import variables
 from seedrl.launching.torchrun import noted_codes
-from seedrl.rules import check, check_job
-from seedrl.rundir import RunDirectory
+from seedrl.run.context import LEARNER, Context, ContextFile, Member, State
+from seedrl.run.directory import RunDirectory
 from seedrl.status import DRAINED
+from seedrl.validation import check, check_job
 from seedrl.wire.address import address_of, refuse_if_taken
 
 POLL_SECONDS = 0.1
@@ -34,7 +34,9 @@ SLOWEST_ACTOR, SLOWEST_LEARNER = 5.0, 30.0  # seconds from a crash to the next s
 SHOWN = 4  # members named in a message
 ATTEMPTS = 100  # at finding ports
 # Exit codes of a process that would only fail again in the same way.
-HOPELESS: dict[int, type[SeedrlError]] = {error.exit_code: error for error in (ConfigError, RunDirectoryError, Refused)}
+FATAL_CODES: dict[int, type[SeedrlError]] = {
+    error.exit_code: error for error in (ConfigError, RunDirectoryError, Refused)
+}
 ASKED = {sign for number in (signal.SIGINT, signal.SIGTERM) for sign in (-number, 128 + number)}
 
 
@@ -125,7 +127,7 @@ class Supervisor:
         return code
 
     def _stop_if_hopeless(self) -> None:
-        hopeless = noted_codes(self._notes) & HOPELESS.keys()
+        hopeless = noted_codes(self._notes) & FATAL_CODES.keys()
         if hopeless and self._hopeless is None and self._learner.process is not None:
             self._hopeless = min(hopeless)
             self._learner.process.terminate()
@@ -138,7 +140,7 @@ class Supervisor:
         words = self._words_of_the_learner(code, context)
         self._note_end(self._learner, code, words)
         self._state = (State.FAILED, words)
-        if self._signalled_at or code in ASKED or code in HOPELESS or not self._may_go_better(code, context):
+        if self._signalled_at or code in ASKED or code in FATAL_CODES or not self._may_go_better(code, context):
             return False
         if self._has_torchrun and code > 0:  # it is there, and has done what it could
             print(f"seedrl run: torchrun gave up ({words}), max_restarts allows no more", file=sys.stderr)
@@ -182,8 +184,8 @@ class Supervisor:
         if code == 0:  # it was told that training is over; if not, the learner is still there in a while
             actor.start_in(math.inf if words.endswith(DRAINED) else RETURN_SECONDS)
             return
-        if code in HOPELESS:
-            raise HOPELESS[code](f"actor {number} cannot run: {words}")
+        if code in FATAL_CODES:
+            raise FATAL_CODES[code](f"actor {number} cannot run: {words}")
         self._actor_crashes.add()
         if self._actor_crashes.are_too_many:
             raise SeedrlError(f"actors {self._actor_crashes.words}, actors.max_restarts allows no more; last: {words}")

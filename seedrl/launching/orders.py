@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from seedrl.config import RunConfig, SecurityConfig
 from seedrl.errors import ConfigError
-from seedrl.exposure import check_client_security, check_learner_security, is_local, is_socket
 from seedrl.launching.local import actor_settings, quoted
+from seedrl.wire.security import check_client_security, check_learner_security, is_local, is_socket
 
 HERE = "127.0.0.1"
 
@@ -53,7 +53,7 @@ def listening(
 ) -> tuple[list[str], str]:
     """A rank's settings, and where actors find it: at listen's port, or that of its machine's rank before plus one.
 
-    A rank adds its LOCAL_RANK to the port that it is told (seedrl/shard.py), so that is taken off.
+    A rank adds its LOCAL_RANK to the port that it is told (seedrl/ranks/settings.py), so that is taken off.
     """
     listen, number = config.listen, _beside(rank, ranks).index(rank)
     if is_socket(listen):

@@ -22,13 +22,13 @@ from seedrl.launching.bundles import Layout, layout
 from seedrl.launching.growth import Growth
 from seedrl.launching.host import Arrival
 from seedrl.launching.hosted import Hosted, News
-from seedrl.launching.local import GOODBYE_SECONDS, HOPELESS, RETURN_SECONDS, STOP_SECONDS, quoted
+from seedrl.launching.local import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS, quoted
 from seedrl.launching.orders import RankPlace, actor_orders, identity_of, listening, refuse_exposure
 from seedrl.launching.placement import place
 from seedrl.launching.raycluster import POLL_SECONDS, addresses, alive, as_node, connected, reserved, say, show
-from seedrl.rules import check
-from seedrl.rundir import RunDirectory
+from seedrl.run.directory import RunDirectory
 from seedrl.status import DRAINED
+from seedrl.validation import check
 
 KILLED = 128 + signal.SIGKILL
 
@@ -161,7 +161,7 @@ class RayJob:
             self._actor_ended(hosted, code)
 
     def _rank_ended(self, rank: Hosted, code: int) -> None:
-        rank.is_over = code == 0 or code in HOPELESS or self.is_interrupted
+        rank.is_over = code == 0 or code in FATAL_CODES or self.is_interrupted
         if not rank.is_over:
             self._restart_failed(rank)
             self._restart_other_ranks(rank)
@@ -179,8 +179,8 @@ class RayJob:
             self._growth.dismiss(actor)
         elif actor.is_moving:
             actor.is_moving = False
-        elif code in HOPELESS:
-            raise HOPELESS[code](f"{actor.name} cannot run: {actor.last_words}")
+        elif code in FATAL_CODES:
+            raise FATAL_CODES[code](f"{actor.name} cannot run: {actor.last_words}")
         elif code == 0 or not self._endpoints:  # told that training is over, or there is no learner
             actor.is_over = actor.last_words.endswith(DRAINED)
             actor.due = time.monotonic() + RETURN_SECONDS
@@ -227,7 +227,7 @@ class RayJob:
     def _final_code(self) -> int | None:
         """Of the learner, once none of its ranks runs or is going to, or one would only fail again."""
         codes = [rank.exit_code for rank in self._ranks if rank.is_over and rank.exit_code]
-        is_hopeless = any(code in HOPELESS for code in codes)
+        is_hopeless = any(code in FATAL_CODES for code in codes)
         are_over = all(rank.is_over or (self.is_interrupted and not rank.is_running) for rank in self._ranks)
         return (codes[0] if codes else 0) if are_over or is_hopeless else None
 

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from seedrl.actions import Actions
 from seedrl.config import LearnerConfig
-from seedrl.learning.checkpoint import Tensors, pack_optimizer, with_prefix
 from seedrl.learning.losses import LossParts, vtrace_loss
 from seedrl.learning.optimizer import build_optimizer, clip_gradients, linear
-from seedrl.learning.ranks import Ranks
-from seedrl.learning.together import Together
 from seedrl.metrics import LearningMetrics, Stopwatch
 from seedrl.models.base import popart_of
+from seedrl.ranks.averaging import Averager
+from seedrl.ranks.group import Ranks
+from seedrl.run.checkpoint import Tensors, pack_optimizer, with_prefix
 from seedrl.types import Unrolls
 
 REPORT_EVERY = 10  # updates between copies of the losses to the host
@@ -58,7 +58,7 @@ class Learner:
         self._metrics = metrics
         self._env_steps = env_steps
         self.model = model
-        self._together = Together(ranks or Ranks(), model, config.ranks.sync_every)
+        self._together = Averager(ranks or Ranks(), model, config.ranks.sync_every)
         self._popart = popart_of(model)
         self.skipped_in_a_row = 0  # updates, up to the newest
         self.optimizer = build_optimizer(config.algorithm, model.parameters())

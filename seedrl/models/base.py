@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.specs import ChoiceSpec, EnvSpec, each
+from seedrl.specs import CategoricalSpec, EnvSpec, tree_map
 from seedrl.types import ModelInput, ModelOutput
 
 SLOWEST = 0.001  # share of a train batch in running statistics, at least
@@ -65,7 +65,7 @@ class ActorCritic(nn.Module):
 
     def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
         rows, batch = inputs.reward.shape
-        features = self.encoder(each(lambda leaf: leaf.flatten(0, 1), inputs.observation)).view(rows, batch, -1)
+        features = self.encoder(tree_map(lambda leaf: leaf.flatten(0, 1), inputs.observation)).view(rows, batch, -1)
         if self.core is not None:
             features = torch.cat([features, self._memories(inputs)], dim=-1)
             features, core_state = self.core(features, inputs.reset, core_state)
@@ -144,7 +144,7 @@ def _deviation_columns(spec: EnvSpec) -> list[bool]:
     columns: list[bool] = []
     for leaf in spec.actions:
         size = leaf.policy_size
-        columns += [False] * size if isinstance(leaf, ChoiceSpec) else [False] * (size // 2) + [True] * (size // 2)
+        columns += [False] * size if isinstance(leaf, CategoricalSpec) else [False] * (size // 2) + [True] * (size // 2)
     return columns
 
 
@@ -217,7 +217,7 @@ def _choice_columns(spec: EnvSpec) -> Tensor:
     """Which of the policy's numbers are logits of choices; a mask has an entry for each."""
     columns, at = [], 0
     for leaf in spec.actions:
-        columns += list(range(at, at + leaf.policy_size)) if isinstance(leaf, ChoiceSpec) else []
+        columns += list(range(at, at + leaf.policy_size)) if isinstance(leaf, CategoricalSpec) else []
         at += leaf.policy_size
     return torch.tensor(columns)
 

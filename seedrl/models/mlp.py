@@ -14,7 +14,7 @@ REACH = 10.0  # standard deviations
 
 
 class MlpEncoder(nn.Module):
-    """Amounts as they are (bytes in units of 255), or normalised; categories as one of many."""
+    """Gaussian as they are (bytes in units of 255), or normalised; categories as one of many."""
 
     def __init__(self, observation: ArraySpec, sizes: list[int], normalize: bool = False) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ import numpy as np
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, RunDirectoryError
-from seedrl.rundir import RunDirectory, plain
+from seedrl.run.directory import RunDirectory, plain
 
 # Where, how often and how visibly a run happened, not what it was: sections or single settings.
 NOT_COMPARED = (

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from seedrl.config import DoctorConfig, LearnerConfig, available_cores, group_size, is_own, store_sizes, torch_threads
 from seedrl.errors import ConfigError, SeedrlError
-from seedrl.exposure import exposures
 from seedrl.monitoring.endpoint import AUTO, Endpoint, address_of, bound
 from seedrl.monitoring.overview import learner_status
 from seedrl.monitoring.words import mebibytes
-from seedrl.rules import check
 from seedrl.specs import EnvSpec
+from seedrl.validation import check
+from seedrl.wire.security import exposures
 
 LITTLE_DISK = 2**30
 COPIES_OF_WEIGHTS = 6  # model, two replicas that act, gradient, two moments of the optimizer
@@ -135,13 +135,15 @@ def device(config: LearnerConfig) -> Iterator[Finding]:
 def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding]:
     """Makes the environment and steps it once, ROM and all; what its spaces are goes into `specs`."""
     from envs_server.pool import make_pool
-    from seedrl.wire.codec import Job
+    from seedrl.wire.codec import Welcome
 
     env = config.env
     if is_own(env.id):
         yield Finding(True, f"environment: {env.id}, which actors bring; it cannot be looked at from here")
         return
-    pool = make_pool(Job(1, env.id, dict(env.options), list(env.keep), 2, 2, 1, wrappers=list(env.wrappers)), threads=1)
+    pool = make_pool(
+        Welcome(1, env.id, dict(env.options), list(env.keep), 2, 2, 1, wrappers=list(env.wrappers)), threads=1
+    )
     try:
         rows = pool.recv()
     finally:

@@ -13,11 +13,8 @@ from typing import Any
 
 from seedrl import __version__
 from seedrl.config import LearnerConfig
-from seedrl.exposure import exposures
-from seedrl.identity import ALONE, Identity
-from seedrl.learning.agreement import Progress
 from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
-from seedrl.monitoring.demand import Demand
+from seedrl.monitoring.autoscale import Autoscaler
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.endpoint import Endpoint, Page
 from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
@@ -27,13 +24,16 @@ from seedrl.monitoring.plots import draw_curve
 from seedrl.monitoring.sampler import Row, Sampler, Totals
 from seedrl.monitoring.sinks import Sinks
 from seedrl.policy import Policy
-from seedrl.rundir import RunDirectory
+from seedrl.ranks.agreement import Progress
+from seedrl.ranks.identity import ALONE, Identity
+from seedrl.run.directory import RunDirectory
+from seedrl.serving.batch_loop import BatchLoop
 from seedrl.serving.batcher import Batcher
-from seedrl.serving.batches import Batches
 from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status, Verdict
 from seedrl.store import Store
 from seedrl.trained.card import write_card
+from seedrl.wire.security import exposures
 
 ROW_SECONDS = 5.0  # between rows of metrics.jsonl
 EARLY_SECONDS = 60.0  # every look is written down until then, so that a short run leaves a curve, too
@@ -73,7 +73,7 @@ class Monitor:
         self._looks: deque[Totals] = deque(maxlen=LOOKS)
         self._row: Row = {}
         self._verdict = Verdict()
-        self._demand = Demand(config, desired_before)
+        self._demand = Autoscaler(config, desired_before)
         self._sampler: Sampler | None = None
         self._state = LearnerState(
             build_info={
@@ -97,7 +97,7 @@ class Monitor:
         if self._endpoint is not None:
             self.address = self._endpoint.start()
 
-    def begin(self, store: Store, policy: Policy, batches: Batches, seconds_before: float) -> None:
+    def begin(self, store: Store, policy: Policy, batches: BatchLoop, seconds_before: float) -> None:
         """The parts are built, and serving and training begin."""
         self._store, self._policy, self._batches = store, policy, batches
         sampler = Sampler(

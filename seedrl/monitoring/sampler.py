@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from seedrl.config import LearnerConfig, group_size
-from seedrl.learning.agreement import Progress
 from seedrl.metrics import (
     BATCH_STAGES,
     LEARNER_STAGES,
@@ -19,6 +18,7 @@ from seedrl.metrics import (
     ServingMetrics,
     totals_of,
 )
+from seedrl.ranks.agreement import Progress
 from seedrl.serving.sessions import SessionTable
 
 CYCLE = ("env", "network", "hold", "fill", "inference")

@@ -17,7 +17,7 @@ from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.sampler import Row
 from seedrl.monitoring.videos import Videos
-from seedrl.rundir import RunDirectory, plain, write_atomically
+from seedrl.run.directory import RunDirectory, plain, write_atomically
 
 # What TensorBoard and W&B show together. Names with a slash have their group already.
 TAGS = {

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from seedrl.exposure import is_socket
 from seedrl.serving.sessions import SessionTable
+from seedrl.wire.security import is_socket
 
 NEAR_TIE = 1.1  # elsewhere has to be so much better
 TOO_MUCH = 1.5  # elsewhere has to be so much better for a session that is under way

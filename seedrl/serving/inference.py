@@ -16,12 +16,12 @@ from seedrl.actions import Actions
 from seedrl.device import upload
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
-from seedrl.serving.sessions import AS_TRAINED, Request, Session
+from seedrl.rows import RESET
+from seedrl.serving.sessions import ON_POLICY, Request, Session
 from seedrl.serving.slots import NOBODY, FinishedEpisodes, Indices, Slots
-from seedrl.specs import Arrays, each, rows_of
+from seedrl.specs import Arrays, rows_of, tree_map
 from seedrl.store import Place, Record, Store
 from seedrl.types import ModelInput, ModelOutput, Observation
-from seedrl.wire.codec import RESET
 
 Answer = tuple[Request, Arrays]  # its actions
 
@@ -34,7 +34,7 @@ class HostBatch(NamedTuple):
     flags: NDArray[np.uint8]  # [N]
 
 
-class FullRows(NamedTuple):
+class CompletedUnrolls(NamedTuple):
     """Slots whose unroll is complete, and the core_state [n, S] before its last row."""
 
     slots: Indices
@@ -69,7 +69,7 @@ class Inference:
         self._answer = answer
         self._greedy = greedy
         self._on_evaluated = on_evaluated
-        self._full = FullRows(np.zeros(0, np.int64), torch.zeros(0, 0))
+        self._full = CompletedUnrolls(np.zeros(0, np.int64), torch.zeros(0, 0))
 
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
@@ -79,7 +79,7 @@ class Inference:
         reward = torch.zeros(rows, device=self._device)
         last_action = upload(self._slots.last_action(first), self._device)
         inputs = ModelInput(observation, reward, last_action, reward.bool())
-        self._forward(inputs.each(torch.zeros_like), torch.zeros_like(self._slots.core_state(first)))
+        self._forward(inputs.tree_map(torch.zeros_like), torch.zeros_like(self._slots.core_state(first)))
 
     @torch.inference_mode()
     def run(self, requests: list[Request]) -> None:
@@ -104,11 +104,11 @@ class Inference:
         )
         timer.lap("copy")
         output, next_core_state, version = self._forward(inputs, core_state)
-        if any(request.session.exploration is not AS_TRAINED for request in requests):
+        if any(request.session.exploration is not ON_POLICY for request in requests):
             output = output._replace(logits=self._explored(requests, output.logits))
         action = self._actions.choose(output.logits, self._noise_for(batch.slots)).cpu().numpy()
         timer.lap("forward")
-        self._answer(_split(requests, self._actions.told(action)))
+        self._answer(_split(requests, self._actions.to_env(action)))
         self._count_answers(requests, version, timer.lap("reply"))
 
         record = Record(batch.reward, batch.flags, position.age, last_action, action, np.array(version))
@@ -121,7 +121,7 @@ class Inference:
         if len(full) and self._slots.any_evaluate:
             full = self._begin_again(batch.slots, full)
         if len(full):
-            self._full = FullRows(batch.slots[full], core_state[upload(full, self._device)])
+            self._full = CompletedUnrolls(batch.slots[full], core_state[upload(full, self._device)])
         timer.lap("record")
 
     def _explored(self, requests: list[Request], logits: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Inference:
         counts = [request.rows for request in requests]
         by_request = np.array([request.session.exploration for request in requests], np.float32)
         temperature, epsilon = upload(np.ascontiguousarray(by_request.repeat(counts, axis=0).T), self._device)
-        explores = (temperature != AS_TRAINED.temperature) | (epsilon != AS_TRAINED.epsilon)
+        explores = (temperature != ON_POLICY.temperature) | (epsilon != ON_POLICY.epsilon)
         return torch.where(explores.unsqueeze(-1), self._actions.explored(logits, temperature, epsilon), logits)
 
     def _noise_for(self, slots: Indices) -> Tensor:
@@ -164,7 +164,7 @@ class Inference:
             self._store.slot[finished] = slots[:n]
             self._slots.start_unroll(slots[:n], fresh)
             self._store.commit(finished.tolist())
-            self._full = FullRows(slots[n:], core_state[n:])
+            self._full = CompletedUnrolls(slots[n:], core_state[n:])
             self._metrics.unrolls_made += n
             timer.lap("record")
         return n == len(slots)
@@ -174,7 +174,7 @@ class Inference:
         kept = np.flatnonzero(~np.isin(self._full.slots, session.slots))
         if len(kept) < len(self._full.slots):
             core_state = self._full.core_state[upload(kept, self._device)]
-            self._full = FullRows(self._full.slots[kept], core_state)
+            self._full = CompletedUnrolls(self._full.slots[kept], core_state)
         self._claim(session.slots, NOBODY)
 
     def _claim(self, slots: Indices, session_id: int, evaluates: Any = False) -> None:
@@ -190,12 +190,12 @@ class Inference:
             at += request.rows
         if len(requests) == 1 and self._store.frame_stack == 1:
             (request,) = requests  # what would be read back
-            return each(lambda values: upload(values, self._device), request.content.observation)
+            return tree_map(lambda values: upload(values, self._device), request.content.observation)
         return self._store.stacks(place)
 
     def _forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor, int]:
         with self._policy.read() as (model, version):
-            output, core_state = model(inputs.each(lambda tensor: tensor.unsqueeze(0)), core_state)
+            output, core_state = model(inputs.tree_map(lambda tensor: tensor.unsqueeze(0)), core_state)
         return ModelOutput(*(tensor.squeeze(0) for tensor in output)), core_state, version
 
     def _count(self, batch: HostBatch, reset: NDArray[np.bool_]) -> None:

@@ -18,7 +18,6 @@ from grpc_reflection.v1alpha import reflection
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, InvalidMessage, NoCapacity, Refused, Superseded, TooLate
-from seedrl.exposure import exposures, is_socket
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.serving.balance import Balance, own_address
 from seedrl.serving.batcher import Batcher
@@ -32,6 +31,7 @@ from seedrl.wire import codec
 from seedrl.wire.address import refuse_if_taken
 from seedrl.wire.channel import SERVICE, server_options, service_handler
 from seedrl.wire.framing import StepParts
+from seedrl.wire.security import exposures, is_socket
 from seedrl.wire.status import code_of
 from seedrl.wire.tls import server_credentials
 from seedrl.wire.tokens import Tokens, open_to_others
@@ -257,13 +257,13 @@ class Server:
 
     async def _control(self, request: pb.ControlRequest, context: Any) -> pb.ControlResponse:
         try:
-            order = codec.decode_order(request)
+            order = codec.decode_control_request(request)
             places = self._places_for(order) if order.command == pb.Control.COMMAND_REDIRECT else []
             concerned = self._sessions.obey(order)
         except Refused as error:
             await context.abort(code_of(error), str(error))
             raise
-        words = codec.words_of(order)
+        words = codec.describe_request(order)
         self._say(f"learner: {context.peer()} wants of {order.actor or 'all actors'}: {words}")
         reason = DRAINED if order.command == pb.Control.COMMAND_END else f"Asked to: {words}"
         if order.command == pb.Control.COMMAND_REDIRECT:
@@ -279,13 +279,13 @@ class Server:
         if self._streams > limit:
             raise NoCapacity(f"{limit} streams are open, which is the limit; raise serving.max_slots on the learner")
 
-    def _make_way(self, greeting: codec.Greeting) -> None:
+    def _make_way(self, greeting: codec.Hello) -> None:
         """An older session of the same process makes room first. Raises Superseded for one that is not newer."""
         older = self._sessions.superseded_by(greeting)
         if older is not None:
             self._evict(older, Superseded("superseded by a newer session of the same actor"))
 
-    def _better_place(self, greeting: codec.Greeting) -> str | None:
+    def _better_place(self, greeting: codec.Hello) -> str | None:
         """The address of another endpoint that an actor is to use; None if it is served, or refused, here."""
         if greeting.redirects >= codec.MAX_REDIRECTS:
             return None
@@ -294,7 +294,7 @@ class Server:
             self._metrics.sessions_redirected["balance" if self._sessions.is_open else "closed"] += 1
         return address
 
-    def _places_for(self, order: codec.Order) -> list[str]:
+    def _places_for(self, order: codec.ControlRequest) -> list[str]:
         """Where those go that are to move. Raises InvalidMessage, before anything has changed, if they cannot."""
         actors, envs = len(self._sessions.concerned_by(order)), self._config.actors.envs
         places = self._balance.elsewhere(envs, actors) if self._balance.has_others else None
@@ -320,14 +320,14 @@ class Server:
         self._end(session)
         self._limits[session.id].reschedule(self._loop.time() + MOVE_SECONDS)
 
-    def _admit(self, greeting: codec.Greeting, peer: str) -> tuple[Session, codec.Job]:
+    def _admit(self, greeting: codec.Hello, peer: str) -> tuple[Session, codec.Welcome]:
         """A session for an actor, if there is room."""
         joined = self._sessions.join(greeting, peer)
         self._metrics.sessions_joined += 1
         self._metrics.actors_env_failures += bool(greeting.env_failure)
         return joined
 
-    async def _session(self, context: Any, session: Session, job: codec.Job, greeting: codec.Greeting) -> None:
+    async def _session(self, context: Any, session: Session, job: codec.Welcome, greeting: codec.Hello) -> None:
         """From Welcome to the end of the stream."""
         outbox = self._outboxes[session.id] = asyncio.Queue()
         writer = self._loop.create_task(_drain(outbox, session, context), name=f"writer-{session.id}")
@@ -348,7 +348,7 @@ class Server:
             if not self._farewell.done():
                 self._say(f"learner: {session.name} {f'moved to {session.moved_to}' if session.moved_to else 'left'}")
 
-    async def _serve_session(self, context: Any, session: Session, spec: EnvSpec, greeting: codec.Greeting) -> None:
+    async def _serve_session(self, context: Any, session: Session, spec: EnvSpec, greeting: codec.Hello) -> None:
         """From Ready to the end of the stream."""
         self._sessions.agree(spec)
         memory = self._sessions.share(session, greeting.host) if session.alive else None
@@ -413,7 +413,7 @@ class Server:
         self._metrics.received_bytes[session.transport] += len(rows.flags) * (spec.row_bytes + OTHER_BYTES)
         return Request(session, step.request_id, rows, session.slots[rows.env_id], step.buffer, session.heard)
 
-    def _count_report(self, new: codec.Measured) -> None:
+    def _count_report(self, new: codec.Report) -> None:
         metrics = self._metrics
         metrics.actors_steps += new.steps
         metrics.actors_env_seconds += new.env_seconds

@@ -11,9 +11,19 @@ from numpy.typing import NDArray
 
 from seedrl.config import LearnerConfig, evaluation_envs, group_size
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
+from seedrl.rows import ENDED, RESET, Rows
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire.codec import ENDED, ENV_ID, FLAGS, RESET, REWARD, Greeting, Job, Measured, Order, Rows, shared_bytes
+from seedrl.wire.codec import (
+    ENV_ID,
+    FLAGS,
+    REWARD,
+    ControlRequest,
+    Hello,
+    Report,
+    Welcome,
+    shared_bytes,
+)
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
 
 REPORT_SLACK = 60.0  # seconds by which the two clocks of a session may differ
@@ -35,7 +45,7 @@ class Exploration(NamedTuple):
     epsilon: float = 0.0
 
 
-AS_TRAINED = Exploration()
+ON_POLICY = Exploration()
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +57,7 @@ class Session:
     slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
     expects: NDArray[np.uint8]  # [num_envs]  of its next row: RESET or 0; IN_FLIGHT: none before its action
     evaluates: NDArray[np.bool_] | None = None  # [num_envs]  which are for evaluation: never trained on; None: none
-    exploration: Exploration = AS_TRAINED
+    exploration: Exploration = ON_POLICY
     is_paused: bool = False  # it was asked to send no Step
     in_flight: int = 0  # rows that wait for their actions
     unsent: int = 0  # actions that wait for the actor to read those before
@@ -65,9 +75,9 @@ class Session:
     steps: int = 0  # rows of those
     joined: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)  # its newest message
-    told: float = 0.0  # when its newest actions went out
-    measured: Measured = field(default_factory=Measured)  # its newest report
-    recent: Measured = field(default_factory=Measured)  # what that one added to the one before, in
+    answered_at: float = 0.0  # when its newest actions went out
+    measured: Report = field(default_factory=Report)  # its newest report
+    recent: Report = field(default_factory=Report)  # what that one added to the one before, in
     recent_seconds: float = 0.0
     reported: float = 0.0  # when; 0 for never
 
@@ -91,7 +101,7 @@ class Session:
         self.busy_buffers.discard(buffer)
         self.expects[rows.env_id] = EXPECTED_AFTER[rows.flags]
         self.in_flight -= len(rows.env_id)
-        self.told = time.monotonic()
+        self.answered_at = time.monotonic()
 
     def expect_reader(self) -> None:
         """Whoever reads Acts before it steps on has no more actions ahead of it than environments."""
@@ -104,13 +114,13 @@ class Session:
     def owes_since(self) -> float | None:
         """Since when it could have sent a Step; None while all of its environments wait for actions."""
         owes = self.in_flight < len(self.slots) and not self.is_paused
-        return max(self.heard, self.told) if owes else None
+        return max(self.heard, self.answered_at) if owes else None
 
-    def measure(self, measured: Measured) -> Measured:
+    def measure(self, measured: Report) -> Report:
         """Takes a report; returns what is new since the one before. Refuses what cannot be, as it is added up."""
         now = time.monotonic()
         new, most = measured.since(self.measured), self._most(now - self.joined + REPORT_SLACK)
-        for name in Measured._fields:
+        for name in Report._fields:
             least, seen, limit = getattr(self.measured, name), getattr(measured, name), getattr(most, name)
             if not least <= seen <= limit:
                 raise InvalidMessage(f"report.{name}: expected {least} to {limit}, saw {seen}")
@@ -119,9 +129,9 @@ class Session:
         self.measured, self.recent, self.recent_seconds = measured, new, self.reported - before
         return new
 
-    def _most(self, seconds: float) -> Measured:
+    def _most(self, seconds: float) -> Report:
         """What an actor can have measured in so many seconds."""
-        return Measured(
+        return Report(
             steps=self.steps,
             env_seconds=seconds,
             wait_seconds=seconds,
@@ -177,10 +187,10 @@ class Request:
         return False if evaluates is None else evaluates[self.content.env_id]
 
 
-def _changed(exploration: Exploration, order: Order) -> Exploration:
+def _changed(exploration: Exploration, order: ControlRequest) -> Exploration:
     changes = {"temperature": order.temperature, "epsilon": order.epsilon}
     changed = exploration._replace(**{name: value for name, value in changes.items() if value is not None})
-    return changed if changed != AS_TRAINED else AS_TRAINED
+    return changed if changed != ON_POLICY else ON_POLICY
 
 
 def session_seed(run_seed: int, resumed_at: int, session_id: int, rank: int = 0) -> int:
@@ -204,7 +214,7 @@ class SessionTable:
     on_leave: Callable[[Session], None] = lambda session: None  # called when a session has ended
     is_open: bool = True  # for new sessions; those that are here go on
     evaluates_all: bool = False  # nothing is trained on
-    exploration: Exploration = AS_TRAINED  # of sessions to come
+    exploration: Exploration = ON_POLICY  # of sessions to come
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of environments, by actor; "" for all
     _opened: int = 0
     _free: list[int] = field(default_factory=list)
@@ -216,7 +226,7 @@ class SessionTable:
         evaluates[evaluation_envs(actors)] = True
         self._evaluates = evaluates if evaluates.any() else None
 
-    def superseded_by(self, greeting: Greeting) -> Session | None:
+    def superseded_by(self, greeting: Hello) -> Session | None:
         """The open session of the same process, if this one is newer. Raises Superseded if it is not."""
         for session in self.open.values():
             if greeting.instance and session.instance == greeting.instance:
@@ -228,7 +238,7 @@ class SessionTable:
                 return session
         return None
 
-    def join(self, greeting: Greeting, peer: str = "") -> tuple[Session, Job]:
+    def join(self, greeting: Hello, peer: str = "") -> tuple[Session, Welcome]:
         """A new session with a lease of slots, and the job its actor is to run. Raises NoCapacity."""
         actors = self.config.actors
         if self.config.lockstep and self.open:
@@ -257,10 +267,10 @@ class SessionTable:
         return session, self._job(session)
 
     @property
-    def recent(self) -> Measured:
+    def recent(self) -> Report:
         """What the newest reports of all actors add up to."""
         reports = [session.recent for session in list(self.open.values())]
-        return Measured._make(map(sum, zip(Measured(), *reports, strict=True)))
+        return Report._make(map(sum, zip(Report(), *reports, strict=True)))
 
     def round_trips(self, since: float) -> tuple[int, float]:
         """How many there were in the reports that came since then, and their seconds, added up."""
@@ -280,7 +290,7 @@ class SessionTable:
             self._free.extend(session.slots.tolist())
             self.on_leave(session)
 
-    def concerned_by(self, order: Order) -> list[Session]:
+    def concerned_by(self, order: ControlRequest) -> list[Session]:
         """The sessions that it is about. Raises InvalidMessage if it names an actor that is not here."""
         concerned = [session for session in self.open.values() if order.actor in ("", session.name)]
         if order.actor and not concerned:
@@ -288,7 +298,7 @@ class SessionTable:
             raise InvalidMessage(f"actor: expected one that is connected ({known}), saw {order.actor}")
         return concerned
 
-    def obey(self, order: Order) -> list[Session]:
+    def obey(self, order: ControlRequest) -> list[Session]:
         """Notes what people want; returns the sessions that it is about."""
         concerned = self.concerned_by(order)
         if order.open is not None:
@@ -327,9 +337,9 @@ class SessionTable:
         session.memory = OfferedBuffers(len(session.slots) // group_size(self.config), size)
         return session.memory
 
-    def _job(self, session: Session) -> Job:
+    def _job(self, session: Session) -> Welcome:
         env, actors = self.config.env, self.config.actors
-        return Job(
+        return Welcome(
             session_id=session.id,
             env_id=env.id,
             options={**env.options, **self.options.get("", {}), **self.options.get(session.name, {})},

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from seedrl.actions import Actions
 from seedrl.device import upload
-from seedrl.wire.codec import ENDED, RESET
+from seedrl.rows import ENDED, RESET
 
 Indices = NDArray[np.int64]
 
 NOBODY = 0  # the id of no session
 
 
-class Position(NamedTuple):
+class WritePosition(NamedTuple):
     """Where the next rows of some slots are recorded."""
 
     entry: Indices  # [N]  of the store
@@ -69,13 +69,13 @@ class Slots:
         self.any_evaluate = bool(self.evaluates.any())
         return discarded
 
-    def locate(self, slots: Indices, resets: Indices) -> Position:
+    def locate(self, slots: Indices, resets: Indices) -> WritePosition:
         """Where the next rows go; `resets` are those slots whose episode begins."""
         if self._max_age:
             self._age[slots] = np.minimum(self._age[slots] + 1, self._max_age)
             self._age[resets] = 0
         self._last_action[resets] = 0
-        return Position(self.entry[slots], self._next_row[slots], self._age[slots])
+        return WritePosition(self.entry[slots], self._next_row[slots], self._age[slots])
 
     def last_action(self, slots: Indices) -> NDArray[Any]:
         """0 where an episode begins."""

@@ -14,12 +14,12 @@ import yaml
 from safetensors import safe_open
 
 from seedrl.config import CardConfig, LearnerConfig
-from seedrl.learning import checkpoint as files
-from seedrl.learning.checkpoint import Checkpoint
 from seedrl.monitoring.curves import NOT_COMPARED, as_typed, flat, is_below
 from seedrl.monitoring.plots import CURVE
-from seedrl.rundir import RunDirectory, plain, write_atomically
-from seedrl.snapshot import spec_of
+from seedrl.run import checkpoint as files
+from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.directory import RunDirectory, plain, write_atomically
+from seedrl.run.snapshot import spec_of
 from seedrl.specs import EnvSpec, leaves, names
 from seedrl.trained.hub import upload_run
 

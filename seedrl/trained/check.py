@@ -75,7 +75,7 @@ def _check_action(policy: StepPolicy, seen: StepOutputs) -> None:
     """Of logits that differ in their last digits another action may be the likeliest; so these decide."""
     likeliest = policy.actions.choose(seen.logits, torch.zeros(len(seen.logits), policy.actions.noise_size))
     remembered = likeliest.numpy()
-    expected = flat({"action": policy.actions.told(remembered), "next_last_action": remembered})
+    expected = flat({"action": policy.actions.to_env(remembered), "next_last_action": remembered})
     for name, tensor in flat({"action": seen.action, "next_last_action": seen.next_last_action}).items():
         found, wanted = tensor.numpy(), expected[name]
         if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE):

@@ -14,7 +14,7 @@ import torch
 from seedrl import __version__
 from seedrl.config import ExportConfig, Format
 from seedrl.errors import ConfigError, SeedrlError
-from seedrl.rundir import plain
+from seedrl.run.directory import plain
 from seedrl.specs import as_tree
 from seedrl.trained.check import TOLERANCE, Step, largest_difference, random_inputs
 from seedrl.trained.load import Trained, load_trained

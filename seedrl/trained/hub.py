@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from seedrl.errors import ConfigError, SeedrlError
-from seedrl.learning import checkpoint as files
+from seedrl.run import checkpoint as files
 
 SHARED = ("config.yaml", "summary.json", "curve.png", "policy.pt2", "policy.onnx", "videos/*", "eval/*.json")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from seedrl.config import LearnerConfig
 from seedrl.models.build import build_model
-from seedrl.rundir import RunDirectory
-from seedrl.snapshot import NEWEST, chosen_checkpoint, load_weights, spec_of
+from seedrl.run.directory import RunDirectory
+from seedrl.run.snapshot import NEWEST, chosen_checkpoint, load_weights, spec_of
 from seedrl.specs import EnvSpec
 from seedrl.trained.step import StepPolicy
 

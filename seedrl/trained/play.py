@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from envs_server.pool import Pool, make_pool
 from seedrl.config import EnvConfig
 from seedrl.errors import ConfigError
-from seedrl.specs import Arrays, as_tree, each, leaves, rows_of
+from seedrl.rows import ENDED, RESET, Rows
+from seedrl.specs import Arrays, as_tree, leaves, rows_of, tree_map
 from seedrl.trained.load import Trained
 from seedrl.trained.step import StepInputs, StepOutputs, first_inputs, following
 from seedrl.types import Observation
-from seedrl.wire.codec import ENDED, RESET, Job, Rows
+from seedrl.wire.codec import (
+    Welcome,
+)
 
 
 class Moment(NamedTuple):
@@ -30,12 +33,12 @@ class Moment(NamedTuple):
     frame: NDArray[Any] | None  # as the environment draws itself; None where it does not
 
 
-def job_of(env: EnvConfig, seed: int) -> Job:
+def job_of(env: EnvConfig, seed: int) -> Welcome:
     """One of these environments."""
-    return Job(0, env.id, env.options, env.keep, 1, 1, seed, env.processes, env.wrappers)
+    return Welcome(0, env.id, env.options, env.keep, 1, 1, seed, env.processes, env.wrappers)
 
 
-def play(trained: Trained, job: Job, episodes: int, max_steps: int) -> Iterator[Moment]:
+def play(trained: Trained, job: Welcome, episodes: int, max_steps: int) -> Iterator[Moment]:
     """Every moment of so many episodes. After one that is cut short at `max_steps` the environment is made anew."""
     begun = 0
     while begun < episodes:
@@ -65,7 +68,7 @@ def _moments(trained: Trained, pool: Pool, episode: int, max_steps: int) -> Iter
         else:
             inputs = following(*before, observation, torch.from_numpy(rows.reward))
         before = (inputs, policy.step(inputs))
-        pool.send(each(lambda leaf: leaf.numpy(), before[1].action), rows.env_id)
+        pool.send(tree_map(lambda leaf: leaf.numpy(), before[1].action), rows.env_id)
         if ends:
             episode, step = episode + 1, 0
 

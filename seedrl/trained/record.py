@@ -15,7 +15,7 @@ from seedrl.errors import ConfigError
 from seedrl.specs import Arrays, EnvSpec, names
 from seedrl.trained.load import Trained, load_trained
 from seedrl.trained.play import Moment, job_of, play
-from seedrl.wire.codec import Job
+from seedrl.wire.codec import Welcome
 
 Frame = NDArray[np.uint8]  # [height, width, 3]
 
@@ -43,7 +43,7 @@ def run_record(config: RecordConfig) -> None:
     print(f"{out}.mp4, .gif and .png: {trained.config.env.id} after {trained.env_steps:,} steps; returns {shown}")
 
 
-def drawn(trained: Trained, seed: int) -> Job:
+def drawn(trained: Trained, seed: int) -> Welcome:
     """The environment to film: one that draws itself, or as it was trained on if its observations are pictures."""
     job = job_of(trained.config.env, seed)
     reason = why_not_drawn(job)
@@ -71,7 +71,7 @@ class Film:
     out: Path
     imageio: Any
 
-    def shoot(self, trained: Trained, job: Job) -> list[float]:
+    def shoot(self, trained: Trained, job: Welcome) -> list[float]:
         """Plays and writes; the return of every episode."""
         config = self.config
         returns = [0.0] * config.episodes

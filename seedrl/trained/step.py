@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from seedrl.actions import Actions
 from seedrl.models.base import core_size_of
-from seedrl.specs import ChoiceSpec, EnvSpec, NumberSpec, as_tree, leaves, names
+from seedrl.specs import CategoricalSpec, ContinuousSpec, EnvSpec, as_tree, leaves, names
 from seedrl.types import ModelInput, Observation
 
 OUTPUTS = ("action", "logits", "value", "next_core_state", "next_last_action")
@@ -60,7 +60,7 @@ class StepPolicy(nn.Module):
         self, observation: Observation, reward: Tensor, last_action: Tensor, reset: Tensor, core_state: Tensor
     ) -> dict[str, Any]:
         """By name; `OUTPUTS` has the order."""
-        inputs = ModelInput(observation, reward, last_action, reset).each(lambda leaf: leaf.unsqueeze(0))
+        inputs = ModelInput(observation, reward, last_action, reset).tree_map(lambda leaf: leaf.unsqueeze(0))
         output, next_core_state = self.model(inputs, core_state)
         logits, value = output.logits.squeeze(0), output.value.squeeze(0)
         action = self.actions.choose(logits, logits.new_zeros(logits.shape[0], self.actions.noise_size))
@@ -80,7 +80,7 @@ class Told(nn.Module):
         super().__init__()
         self._shape = spec.action
         self.parts = nn.ModuleList(
-            Amounts(leaf, squash) if isinstance(leaf, NumberSpec) else Choices(leaf) for leaf in spec.actions
+            Gaussian(leaf, squash) if isinstance(leaf, ContinuousSpec) else Categorical(leaf) for leaf in spec.actions
         )
 
     def forward(self, action: Tensor) -> Observation:
@@ -94,8 +94,8 @@ class Told(nn.Module):
         return as_tree(self._shape, found)
 
 
-class Choices(nn.Module):
-    def __init__(self, spec: ChoiceSpec) -> None:
+class Categorical(nn.Module):
+    def __init__(self, spec: CategoricalSpec) -> None:
         super().__init__()
         self.width = len(spec.sizes)
         self._shape = spec.shape
@@ -104,12 +104,12 @@ class Choices(nn.Module):
         return entries.to(torch.int32).reshape(-1, *self._shape)
 
 
-class Amounts(nn.Module):
+class Gaussian(nn.Module):
     bounded: Tensor
     low: Tensor
     high: Tensor
 
-    def __init__(self, spec: NumberSpec, squash: bool) -> None:
+    def __init__(self, spec: ContinuousSpec, squash: bool) -> None:
         super().__init__()
         self.width = len(spec.low)
         self._shape, self._squash = spec.shape, squash

@@ -7,9 +7,9 @@ import grpc
 
 from seedrl.config import SecurityConfig
 from seedrl.errors import ConfigError, LearnerLost, Unauthenticated
-from seedrl.exposure import check_client_security, client_exposures, is_socket
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import framing, tls
+from seedrl.wire.security import check_client_security, client_exposures, is_socket
 from seedrl.wire.tokens import Tokens
 
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name

@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 
 from seedrl.config import modules_of
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted
+from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import (
     DTYPES,
     MASK,
     ActionSpec,
     Arrays,
     ArraySpec,
-    ChoiceSpec,
+    CategoricalSpec,
+    ContinuousSpec,
     EnvSpec,
-    NumberSpec,
     as_tree,
     leaves,
     names,
@@ -31,13 +32,11 @@ from seedrl.specs import (
 from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.framing import StepParts
-from seedrl.wire.memory import Offer, SharedBuffers
+from seedrl.wire.memory import Memory, SharedBuffers
 
 PROTOCOL_VERSION = 3
 MAX_REDIRECTS = 3  # in a row: who has followed so many is served or refused
 
-TERMINATED, TRUNCATED, RESET = 1, 2, 4
-ENDED = TERMINATED | TRUNCATED
 KNOWN_FLAGS = bytes(range(TERMINATED + TRUNCATED + RESET + 1))
 
 ENV_ID = np.dtype("<i4")
@@ -61,16 +60,7 @@ ADDRESS = re.compile(
 ALIGNED = 64  # bytes: where a leaf may begin in shared memory
 
 
-class Rows(NamedTuple):
-    """The newest step of n environments."""
-
-    env_id: NDArray[np.int32]  # [n]
-    observation: Arrays  # [n, ...]
-    reward: NDArray[np.float32]  # [n]
-    flags: NDArray[np.uint8]  # [n]  sum of TERMINATED, TRUNCATED, RESET
-
-
-class Greeting(NamedTuple):
+class Hello(NamedTuple):
     """Who an actor says it is. Explained in the protocol."""
 
     name: str
@@ -81,7 +71,7 @@ class Greeting(NamedTuple):
     redirects: int = 0
 
 
-class Measured(NamedTuple):
+class Report(NamedTuple):
     """What an actor has measured since its session began. Explained in the protocol."""
 
     steps: int = 0
@@ -92,12 +82,12 @@ class Measured(NamedTuple):
     cpu_seconds: float = 0.0
     reconnects: int = 0
 
-    def since(self, before: "Measured") -> "Measured":
+    def since(self, before: "Report") -> "Report":
         """What was added to an earlier one."""
-        return Measured._make(now - then for now, then in zip(self, before, strict=True))
+        return Report._make(now - then for now, then in zip(self, before, strict=True))
 
 
-class Job(NamedTuple):
+class Welcome(NamedTuple):
     """What a Welcome tells an actor to run."""
 
     session_id: int
@@ -116,7 +106,7 @@ class Job(NamedTuple):
         return modules_of(self.env_id, self.wrappers)
 
 
-def encode_hello(greeting: Greeting) -> pb.StreamRequest:
+def encode_hello(greeting: Hello) -> pb.StreamRequest:
     return pb.StreamRequest(
         hello=pb.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -130,12 +120,12 @@ def encode_hello(greeting: Greeting) -> pb.StreamRequest:
     )
 
 
-def decode_hello(hello: pb.Hello) -> Greeting:
+def decode_hello(hello: pb.Hello) -> Hello:
     """Words for people are shortened and made printable: they end up in logs and terminals."""
     _expect_version(hello.protocol_version, us="this learner", them="the actor")
     if len(hello.instance) > MAX_INSTANCE:
         raise InvalidMessage(f"instance: expected at most {MAX_INSTANCE} characters, saw {len(hello.instance)}")
-    return Greeting(
+    return Hello(
         name=_printable(hello.actor_name, MAX_NAME),
         host=hello.host,
         instance=hello.instance,
@@ -145,7 +135,7 @@ def decode_hello(hello: pb.Hello) -> Greeting:
     )
 
 
-def encode_welcome(job: Job) -> pb.StreamResponse:
+def encode_welcome(job: Welcome) -> pb.StreamResponse:
     env = pb.Env(
         id=job.env_id,
         options_json=json.dumps(job.options),
@@ -165,14 +155,14 @@ def encode_welcome(job: Job) -> pb.StreamResponse:
     )
 
 
-def decode_welcome(welcome: pb.Welcome) -> Job:
+def decode_welcome(welcome: pb.Welcome) -> Welcome:
     _expect_version(welcome.protocol_version, us="this actor", them="the learner")
     options = _decode_options("env.options_json", welcome.env.options_json)
     if welcome.num_envs < 1:
         raise InvalidMessage(f"num_envs: expected at least 1, saw {welcome.num_envs}")
     if welcome.group_size < 1 or welcome.num_envs % welcome.group_size:
         raise InvalidMessage(f"group_size: expected a divisor of {welcome.num_envs}, saw {welcome.group_size}")
-    return Job(
+    return Welcome(
         session_id=welcome.session_id,
         env_id=welcome.env.id,
         options=options,
@@ -195,7 +185,7 @@ def encode_ready(spec: EnvSpec) -> pb.StreamRequest:
 
 
 def _encode_action(name: str, leaf: ActionSpec) -> pb.Action:
-    if isinstance(leaf, ChoiceSpec):
+    if isinstance(leaf, CategoricalSpec):
         return pb.Action(name=name, shape=leaf.shape, choices=leaf.sizes)
     return pb.Action(name=name, shape=leaf.shape, low=leaf.low, high=leaf.high)
 
@@ -205,7 +195,7 @@ def decode_ready(ready: pb.Ready) -> EnvSpec:
         _tree("observation", ready.observation, _decode_array),
         _tree("action", ready.action, _decode_action),
     )
-    choices = sum(leaf.policy_size for leaf in spec.actions if isinstance(leaf, ChoiceSpec))
+    choices = sum(leaf.policy_size for leaf in spec.actions if isinstance(leaf, CategoricalSpec))
     if spec.policy_size > MAX_CHOICES:
         raise InvalidMessage(f"action: expected at most {MAX_CHOICES} choices, saw {spec.policy_size}")
     if spec.mask is not None:
@@ -245,13 +235,13 @@ def _decode_action(field: str, action: pb.Action) -> ActionSpec:
             raise InvalidMessage(
                 f"{field}.choices: expected {count} of 2 to {MAX_CHOICES}, saw {list(action.choices[:8])}"
             )
-        return ChoiceSpec(tuple(action.choices), shape)
+        return CategoricalSpec(tuple(action.choices), shape)
     low, high = tuple(action.low), tuple(action.high)
     if not len(low) == len(high) == count or not all(map(float.__lt__, low, high)):
         raise InvalidMessage(
             f"{field}.low, high: expected {count} each, low below high, saw {list(low[:8])} and {list(high[:8])}"
         )
-    return NumberSpec(low, high, shape)
+    return ContinuousSpec(low, high, shape)
 
 
 def _decode_shape(field: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -267,12 +257,12 @@ def _expect_mask(spec: EnvSpec, choices: int) -> None:
         raise InvalidMessage(f"observation.{MASK}: expected {choices} integers, one for each choice, saw {leaf}")
 
 
-def encode_memory(offer: Offer) -> pb.StreamResponse:
+def encode_memory(offer: Memory) -> pb.StreamResponse:
     return pb.StreamResponse(memory=pb.Memory(**offer._asdict()))
 
 
-def decode_memory(memory: pb.Memory) -> Offer:
-    return Offer(memory.path, memory.token, memory.buffers, memory.buffer_bytes)
+def decode_memory(memory: pb.Memory) -> Memory:
+    return Memory(memory.path, memory.token, memory.buffers, memory.buffer_bytes)
 
 
 def encode_step(request_id: int, rows: Rows, buffer: int = 0) -> StepParts:
@@ -364,7 +354,7 @@ def decode_redirect(control: pb.Control) -> str:
     return control.address
 
 
-class Order(NamedTuple):
+class ControlRequest(NamedTuple):
     """What people want of an actor, or of all. Explained in the protocol."""
 
     actor: str = ""
@@ -384,7 +374,7 @@ ORDERS = {
 }
 
 
-def encode_order(order: Order) -> pb.ControlRequest:
+def encode_control_request(order: ControlRequest) -> pb.ControlRequest:
     request = pb.ControlRequest(
         actor=order.actor,
         temperature=order.temperature,
@@ -397,7 +387,7 @@ def encode_order(order: Order) -> pb.ControlRequest:
     return request
 
 
-def decode_order(request: pb.ControlRequest) -> Order:
+def decode_control_request(request: pb.ControlRequest) -> ControlRequest:
     temperature = request.temperature if request.HasField("temperature") else None
     epsilon = request.epsilon if request.HasField("epsilon") else None
     if temperature is not None and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
@@ -408,13 +398,13 @@ def decode_order(request: pb.ControlRequest) -> Order:
         raise InvalidMessage(f"command: expected one of {', '.join(ORDERS)}, saw {request.command}")
     options = _decode_options("options_json", request.options_json) or None
     is_open = request.open if request.HasField("open") else None
-    order = Order(request.actor, temperature, epsilon, request.command, options, is_open)
-    if order == Order(request.actor):
+    order = ControlRequest(request.actor, temperature, epsilon, request.command, options, is_open)
+    if order == ControlRequest(request.actor):
         raise InvalidMessage("message: expected something to do, saw nothing")
     return order
 
 
-def words_of(order: Order) -> str:
+def describe_request(order: ControlRequest) -> str:
     """An order, for people."""
     names = {command: name for name, command in ORDERS.items()}
     wanted = {
@@ -438,12 +428,12 @@ def _decode_options(field: str, text: str) -> dict[str, Any]:
     return options
 
 
-def encode_report(measured: Measured) -> pb.StreamRequest:
+def encode_report(measured: Report) -> pb.StreamRequest:
     return pb.StreamRequest(report=pb.Report(**measured._asdict()))
 
 
-def decode_report(report: pb.Report) -> Measured:
-    measured = Measured(*(getattr(report, name) for name in Measured._fields))
+def decode_report(report: pb.Report) -> Report:
+    measured = Report(*(getattr(report, name) for name in Report._fields))
     for name, value in measured._asdict().items():
         if not (math.isfinite(value) and value >= 0):
             raise InvalidMessage(f"{name}: expected a number that is not negative, saw {value}")

@@ -26,7 +26,7 @@ PAGE = mmap.PAGESIZE
 _PATH = re.compile(r"/proc/\d+/fd/\d+")
 
 
-class Offer(NamedTuple):
+class Memory(NamedTuple):
     """How an actor finds the memory."""
 
     path: str
@@ -38,7 +38,7 @@ class Offer(NamedTuple):
 class SharedBuffers:
     """Some buffers of one size, numbered from 1, behind a page that begins with the token. Both ends may write."""
 
-    def __init__(self, fd: int, offer: Offer) -> None:
+    def __init__(self, fd: int, offer: Memory) -> None:
         self.count = offer.buffers
         self.buffer_bytes = offer.buffer_bytes
         self._memory = memoryview(mmap.mmap(fd, _size(offer)))
@@ -55,7 +55,7 @@ class OfferedBuffers(SharedBuffers):
     def __init__(self, buffers: int, buffer_bytes: int) -> None:
         self._fd: int | None = os.memfd_create("seedrl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         path = f"/proc/{os.getpid()}/fd/{self._fd}"
-        self.offer = Offer(path, secrets.token_bytes(TOKEN_BYTES), buffers, buffer_bytes)
+        self.offer = Memory(path, secrets.token_bytes(TOKEN_BYTES), buffers, buffer_bytes)
         os.ftruncate(self._fd, _size(self.offer))
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
         super().__init__(self._fd, self.offer)
@@ -68,7 +68,7 @@ class OfferedBuffers(SharedBuffers):
             self._fd = None
 
 
-def open_buffers(offer: Offer) -> SharedBuffers:
+def open_buffers(offer: Memory) -> SharedBuffers:
     """The actor's end. Raises OSError when this is not, or not safely, the memory that was offered."""
     if not IS_AVAILABLE or not _PATH.fullmatch(offer.path):
         raise OSError(f"{offer.path} is no shared memory that can be opened here")
@@ -96,5 +96,5 @@ def _stride(buffer_bytes: int) -> int:
     return -(-buffer_bytes // PAGE) * PAGE
 
 
-def _size(offer: Offer) -> int:
+def _size(offer: Memory) -> int:
     return PAGE + offer.buffers * _stride(offer.buffer_bytes)

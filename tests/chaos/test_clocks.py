@@ -17,14 +17,14 @@ STRETCH_SECONDS = 5.0
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now"}
 # Who may ask for the time of day: to tell it to people, or because what it makes is valid until a certain day.
 TELLS_THE_TIME = {
-    "seedrl/certs.py",
-    "seedrl/context.py",
+    "seedrl/wire/certificates.py",
+    "seedrl/run/context.py",
     "seedrl/launching/torchrun.py",
-    "seedrl/membership.py",
+    "seedrl/run/membership.py",
     "seedrl/monitoring/overview.py",
     "seedrl/monitoring/sinks.py",
-    "seedrl/saving.py",
-    "seedrl/service.py",
+    "seedrl/run/saving.py",
+    "seedrl/roles/learner.py",
 }
 
 

@@ -22,8 +22,8 @@ from envs_server.counting import (
 )
 from envs_server.pool import make_pool
 from seedrl.errors import ConfigError
+from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED
 from seedrl.types import ModelInput
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED
 from tests.chaos.model import CountingModel, UnrollCheck
 from tests.fakes import make_job
 from tests.rig import Rig

@@ -20,16 +20,18 @@ from google.protobuf.message import DecodeError
 
 if atheris is not None and __name__ == "__main__":
     with atheris.instrument_imports(include=["seedrl.wire", "seedrl.serving.sessions"]):
+        from seedrl.rows import RESET, Rows
         from seedrl.serving.sessions import Session
         from seedrl.wire import codec
         from seedrl.wire.framing import StepParts, parse, serialize
 else:
+    from seedrl.rows import RESET, Rows
     from seedrl.serving.sessions import Session
     from seedrl.wire import codec
     from seedrl.wire.framing import StepParts, parse, serialize
 
 from seedrl.errors import Refused
-from seedrl.specs import ArraySpec, EnvSpec, discrete, each, leaves
+from seedrl.specs import ArraySpec, EnvSpec, discrete, leaves, tree_map
 from seedrl.v1 import inference_pb2 as pb
 
 NUM_ENVS = 4
@@ -86,28 +88,28 @@ def _as_actor(data: bytes) -> None:
 
 
 def _session() -> Session:
-    return Session(id=1, name="", slots=np.arange(NUM_ENVS), expects=np.full(NUM_ENVS, codec.RESET, np.uint8))
+    return Session(id=1, name="", slots=np.arange(NUM_ENVS), expects=np.full(NUM_ENVS, RESET, np.uint8))
 
 
 def examples() -> list[bytes]:
     """One good message of each kind, to begin with."""
     requests = [
-        codec.encode_hello(codec.Greeting("name", "host", "instance", 3, "it broke")),
-        codec.encode_report(codec.Measured(1, 0.5, 0.5, 1, 0.5, 0.5, 1)),
+        codec.encode_hello(codec.Hello("name", "host", "instance", 3, "it broke")),
+        codec.encode_report(codec.Report(1, 0.5, 0.5, 1, 0.5, 0.5, 1)),
         *(codec.encode_ready(spec) for spec in SPECS),
         *(codec.encode_step(1, _rows(spec)) for spec in SPECS),
     ]
-    job = codec.Job(1, "Pong-v5", {"a": 1}, [0], num_envs=4, group_size=2, seed=1)
+    job = codec.Welcome(1, "Pong-v5", {"a": 1}, [0], num_envs=4, group_size=2, seed=1)
     responses = [codec.encode_welcome(job), codec.encode_act([1], np.array([0, 1], np.int32))]
     return [*map(serialize, requests), *(response.SerializeToString() for response in responses)]
 
 
-def _rows(spec: EnvSpec) -> codec.Rows:
-    return codec.Rows(
+def _rows(spec: EnvSpec) -> Rows:
+    return Rows(
         env_id=np.array([0, 3], np.int32),
-        observation=each(lambda leaf: np.ones((2, *leaf.shape), leaf.dtype), spec.observation),
+        observation=tree_map(lambda leaf: np.ones((2, *leaf.shape), leaf.dtype), spec.observation),
         reward=np.zeros(2, np.float32),
-        flags=np.full(2, codec.RESET, np.uint8),
+        flags=np.full(2, RESET, np.uint8),
     )
 
 

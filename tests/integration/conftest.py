@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seedrl.config import ActorConfig
-from seedrl.service import LearnerService
+from seedrl.roles.learner import LearnerProcess
 from tests.integration.support import RunningActor, RunningLearner, SignedPool, tiny_config
 from tests.integration.waiting import free_address
 
@@ -17,10 +17,10 @@ StartActor = Callable[..., RunningActor]
 
 @pytest.fixture
 def start_learner(tmp_path: Path) -> Iterator[StartLearner]:
-    """start_learner(kind=LearnerService, listen=…, **{"serving.max_slots": 4, …})"""
+    """start_learner(kind=LearnerProcess, listen=…, **{"serving.max_slots": 4, …})"""
     started: list[RunningLearner] = []
 
-    def start(kind: type[LearnerService] = LearnerService, listen: str = "", **settings: Any) -> RunningLearner:
+    def start(kind: type[LearnerProcess] = LearnerProcess, listen: str = "", **settings: Any) -> RunningLearner:
         config = tiny_config(str(tmp_path / "run"), listen or free_address())
         for key, value in settings.items():
             group, _, name = key.rpartition("__")

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from envs_server.actor import Actor
 from seedrl.config import LearnerConfig
 from seedrl.errors import SeedrlError
-from seedrl.service import LearnerService
+from seedrl.roles.learner import LearnerProcess
+from seedrl.rows import RESET, Rows
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.v1 import inference_pb2 as pb
@@ -69,14 +70,14 @@ class FailingModel(OracleModel):
 class SignedPool(FakePool):
     """Counting environments that sign their observations and check every action they are given."""
 
-    def __init__(self, job: codec.Job, threads: int = 1, shape: tuple[int, ...] = (3,), **options: Any) -> None:
+    def __init__(self, job: codec.Welcome, threads: int = 1, shape: tuple[int, ...] = (3,), **options: Any) -> None:
         super().__init__(job, threads, shape=shape, num_actions=NUM_ACTIONS, **options)
         self.job = job
         self.signature = job.seed % 1000
         self.wrong: list[str] = []
         self._shown: dict[int, Any] = {}  # environment → its newest observation
 
-    def recv(self) -> codec.Rows:
+    def recv(self) -> Rows:
         rows = super().recv()
         entries = rows.observation.reshape(len(rows.env_id), -1)
         entries[:, 2] = self.signature
@@ -136,7 +137,7 @@ class InThread:
 
 
 class RunningLearner(InThread):
-    def __init__(self, service: LearnerService) -> None:
+    def __init__(self, service: LearnerProcess) -> None:
         self.service = service
         self.address = service.config.listen
         super().__init__(service.run)
@@ -169,7 +170,7 @@ class RunningActor(InThread):
         self.pools: list[Any] = []
         self.said: list[str] = []
 
-        def remember(job: codec.Job, threads: int) -> Any:
+        def remember(job: codec.Welcome, threads: int) -> Any:
             self.pools.append(make_pool(job, threads))
             return self.pools[-1]
 
@@ -215,7 +216,7 @@ class RawActor:
     def receive(self) -> pb.StreamResponse:
         return next(self._call)
 
-    def join(self, spec: EnvSpec = SPEC, **greeting: Any) -> codec.Job:
+    def join(self, spec: EnvSpec = SPEC, **greeting: Any) -> codec.Welcome:
         """Hello, Welcome, Ready."""
         self.hello(**greeting)
         job = codec.decode_welcome(self.receive().welcome)
@@ -223,8 +224,8 @@ class RawActor:
         return job
 
     def hello(self, **greeting: Any) -> None:
-        """Fields of Greeting; nothing of a real actor but its name."""
-        self.send(codec.encode_hello(codec.Greeting(**{"name": "raw", **greeting})))
+        """Fields of Hello; nothing of a real actor but its name."""
+        self.send(codec.encode_hello(codec.Hello(**{"name": "raw", **greeting})))
 
     def step(self, request_id: int = 1, **changes: Any) -> None:
         self.send(step_message(request_id, **changes))
@@ -248,9 +249,9 @@ class RawActor:
         self._outgoing.put(None)
 
 
-def make_rows(env_id: Any = (0, 1, 2, 3), spec: EnvSpec = SPEC, flags: int = codec.RESET) -> codec.Rows:
+def make_rows(env_id: Any = (0, 1, 2, 3), spec: EnvSpec = SPEC, flags: int = RESET) -> Rows:
     n = len(env_id)
-    return codec.Rows(
+    return Rows(
         env_id=np.array(env_id, np.int32),
         observation=np.zeros((n, *spec.observation.shape), spec.observation.dtype),
         reward=np.zeros(n, np.float32),

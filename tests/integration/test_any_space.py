@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from seedrl.specs import Arrays, ArraySpec, ChoiceSpec, EnvSpec, NumberSpec, discrete, each, leaves
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED, Job, Rows
+from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.specs import Arrays, ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec, discrete, leaves, tree_map
+from seedrl.wire.codec import (
+    Welcome,
+)
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.waiting import eventually
 
@@ -26,18 +29,18 @@ OBSERVATIONS: dict[str, Any] = {
 }
 ACTIONS: dict[str, Any] = {
     "discrete": discrete(5),
-    "multi-discrete": ChoiceSpec((3, 3, 2), (3,)),
-    "multi-binary": ChoiceSpec((2,) * 4, (2, 2)),
-    "box": NumberSpec((-2.0, -1.0), (2.0, 1.0), (2,)),
-    "box-unbounded-rank-2": NumberSpec((float("-inf"),) * 4, (float("inf"),) * 4, (2, 2)),
-    "tuple": {"0": discrete(3), "1": NumberSpec((0.0,), (1.0,), (1,))},
+    "multi-discrete": CategoricalSpec((3, 3, 2), (3,)),
+    "multi-binary": CategoricalSpec((2,) * 4, (2, 2)),
+    "box": ContinuousSpec((-2.0, -1.0), (2.0, 1.0), (2,)),
+    "box-unbounded-rank-2": ContinuousSpec((float("-inf"),) * 4, (float("inf"),) * 4, (2, 2)),
+    "tuple": {"0": discrete(3), "1": ContinuousSpec((0.0,), (1.0,), (1,))},
 }
 
 
 class AnyPool:
     """Environments of noise with any spaces. `wrong` says which actions were none of theirs."""
 
-    def __init__(self, job: Job, spec: EnvSpec, mask: NDArray[np.int8] | None = None) -> None:
+    def __init__(self, job: Welcome, spec: EnvSpec, mask: NDArray[np.int8] | None = None) -> None:
         self.spec = spec
         self.wrong: list[str] = []
         self._mask = mask
@@ -50,7 +53,7 @@ class AnyPool:
         ended = (self._flags[env_id] & ENDED) != 0
         ending = self._random.choice([0, 0, 0, 0, TERMINATED, TRUNCATED], len(env_id))
         flags = self._flags[env_id] = np.where(ended, RESET, ending)
-        observation = each(lambda leaf: self._noise(leaf, len(env_id)), self.spec.observation)
+        observation = tree_map(lambda leaf: self._noise(leaf, len(env_id)), self.spec.observation)
         if self._mask is not None:
             assert isinstance(observation, dict)
             observation["action_mask"] = np.repeat(self._mask[np.newaxis], len(env_id), axis=0)
@@ -65,8 +68,8 @@ class AnyPool:
             if values.shape != (len(env_id), *leaf.shape) or values.dtype != leaf.dtype:
                 self.wrong.append(f"{values.dtype}{values.shape} for {leaf}")
             entries = values.reshape(len(env_id), -1)
-            low = np.zeros(1) if isinstance(leaf, ChoiceSpec) else np.array(leaf.low)
-            high = np.array(leaf.sizes) - 1 if isinstance(leaf, ChoiceSpec) else np.array(leaf.high)
+            low = np.zeros(1) if isinstance(leaf, CategoricalSpec) else np.array(leaf.low)
+            high = np.array(leaf.sizes) - 1 if isinstance(leaf, CategoricalSpec) else np.array(leaf.high)
             if (entries < low).any() or (entries > high).any() or not np.isfinite(entries).all():
                 self.wrong.append(f"{entries} for {leaf}")
             if self._mask is not None and not self._mask[entries].all():

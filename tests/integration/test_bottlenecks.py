@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import envs_server.session
-import seedrl.service
+import seedrl.roles.learner
+from seedrl.rows import Rows
 from seedrl.status import Status
 from seedrl.types import ModelInput, ModelOutput
-from seedrl.wire import codec
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.support import OracleModel, RunningLearner, SignedPool, Wire
 from tests.integration.waiting import eventually
@@ -26,7 +26,7 @@ SLOW = 0.03  # seconds
 
 @pytest.fixture(autouse=True)
 def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seedrl.service, "LOOK_SECONDS", WINDOW / 10)
+    monkeypatch.setattr(seedrl.roles.learner, "LOOK_SECONDS", WINDOW / 10)
     monkeypatch.setattr(envs_server.session, "REPORT_SECONDS", WINDOW / 5)
 
 
@@ -53,7 +53,7 @@ class RatherSlowTraining(SlowTraining):
 class SlowPool(SignedPool):
     seconds = SLOW
 
-    def recv(self) -> codec.Rows:
+    def recv(self) -> Rows:
         time.sleep(self.seconds)
         return super().recv()
 

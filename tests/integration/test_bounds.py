@@ -12,7 +12,8 @@ import pytest
 from torch import Tensor
 
 from seedrl.metrics import SECONDS, UPDATES, Histogram
-from seedrl.service import LearnerService
+from seedrl.roles.learner import LearnerProcess
+from seedrl.rows import RESET
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options, open_stream
@@ -88,7 +89,7 @@ def test_checking_costs_at_most_two_percent_of_a_step(start_learner: StartLearne
         session = learner.service.sessions.open[raw.join().session_id]
         trips = []
         for number in range(300):
-            rows = make_rows(range(envs), flags=0 if number else codec.RESET)
+            rows = make_rows(range(envs), flags=0 if number else RESET)
             began = time.perf_counter()
             raw.send(codec.encode_step(number, rows))
             assert raw.receive().act.request_id == [number]
@@ -109,7 +110,7 @@ def test_checking_costs_at_most_two_percent_of_a_step(start_learner: StartLearne
 # Every queue.
 
 
-class IdleLearnerService(LearnerService):
+class IdleLearnerService(LearnerProcess):
     """Never trains, so that the store fills and inference stands still."""
 
     def _learn(self) -> None:
@@ -147,7 +148,7 @@ def test_queues_stay_within_their_bounds_while_inference_stands_still(
     assert not any(actor.ended() for actor in actors)
 
 
-class FrozenService(LearnerService):
+class FrozenService(LearnerProcess):
     """Stops for good in its first batch: the server thread itself stands still, until `gate` opens."""
 
     gate: threading.Event
@@ -175,7 +176,7 @@ def test_client_is_slowed_by_flow_control_while_the_server_thread_stands_still(s
 
     def push() -> Iterator[Any]:
         nonlocal taken
-        yield codec.encode_hello(codec.Greeting("pushing"))
+        yield codec.encode_hello(codec.Hello("pushing"))
         yield codec.encode_ready(spec)
         yield message
         assert FrozenService.stands_still.wait(DEADLINE)
@@ -212,7 +213,7 @@ def settle(value: Any) -> Any:
 # Policy lag.
 
 
-class SlowLearnerService(LearnerService):
+class SlowLearnerService(LearnerProcess):
     """Its updates take ten times as long as its actors need to make a train batch."""
 
     def _learn(self) -> None:

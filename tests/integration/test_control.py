@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from seedrl.config import ControlConfig, RunConfig, SecurityConfig
-from seedrl.control import order_of
 from seedrl.errors import ConfigError, Unauthenticated
 from seedrl.launching.children import Child
 from seedrl.launching.local import Supervisor
+from seedrl.monitoring.control import order_of
 from seedrl.status import DRAINED
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.channel import Link, ask_control
-from seedrl.wire.codec import ORDERS, Order, encode_order, words_of
+from seedrl.wire.codec import ORDERS, ControlRequest, describe_request, encode_control_request
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands
 from tests.integration.support import RunningActor, RunningLearner
@@ -26,7 +26,7 @@ def tell(learner: RunningLearner, actor: str = "", **order: Any) -> int:
     if "do" in order:
         order["command"] = ORDERS[order.pop("do")]
     link = Link(learner.address, SecurityConfig())
-    return ask_control(link, encode_order(Order(actor, **order)), DEADLINE).actors
+    return ask_control(link, encode_control_request(ControlRequest(actor, **order)), DEADLINE).actors
 
 
 def pair(start_learner: StartLearner, start_actor: StartActor, **settings: Any) -> tuple[RunningLearner, Any, Any]:
@@ -186,18 +186,20 @@ def test_control_by_strangers_is_refused(
 
 
 def test_order_of_a_command_line() -> None:
-    assert order_of(ControlConfig(do=["pause"], actor="a")) == Order("a", command=pb.Control.COMMAND_PAUSE)
-    assert order_of(ControlConfig(temperature=0.5)) == Order(temperature=0.5)
-    assert order_of(ControlConfig(options={"a": 1})) == Order(command=pb.Control.COMMAND_RESET, options={"a": 1})
-    assert order_of(ControlConfig(do=["move"])) == Order(command=pb.Control.COMMAND_REDIRECT, open=False)
-    assert order_of(ControlConfig(do=["move"], actor="a")) == Order("a", command=pb.Control.COMMAND_REDIRECT)
-    assert order_of(ControlConfig(do=["open"])) == Order(open=True)
+    assert order_of(ControlConfig(do=["pause"], actor="a")) == ControlRequest("a", command=pb.Control.COMMAND_PAUSE)
+    assert order_of(ControlConfig(temperature=0.5)) == ControlRequest(temperature=0.5)
+    assert order_of(ControlConfig(options={"a": 1})) == ControlRequest(
+        command=pb.Control.COMMAND_RESET, options={"a": 1}
+    )
+    assert order_of(ControlConfig(do=["move"])) == ControlRequest(command=pb.Control.COMMAND_REDIRECT, open=False)
+    assert order_of(ControlConfig(do=["move"], actor="a")) == ControlRequest("a", command=pb.Control.COMMAND_REDIRECT)
+    assert order_of(ControlConfig(do=["open"])) == ControlRequest(open=True)
     with pytest.raises(ConfigError, match="leave actor= out"):
         order_of(ControlConfig(do=["open"], actor="a"))
     for wrong in (ControlConfig(), ControlConfig(do=["stop"]), ControlConfig(do=["pause", "reset"])):
         with pytest.raises(ConfigError, match="pause, resume, reset, drain, move, open"):
             order_of(wrong)
-    assert words_of(Order(epsilon=0.1, command=pb.Control.COMMAND_RESET)) == "epsilon=0.1, reset"
+    assert describe_request(ControlRequest(epsilon=0.1, command=pb.Control.COMMAND_RESET)) == "epsilon=0.1, reset"
 
 
 def test_control_command_pauses_and_steers_a_running_actor(

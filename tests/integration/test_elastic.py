@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seedrl.context import Context, ContextFile, State
+from seedrl.run.context import Context, ContextFile, State
 from tests.integration.processes import Commands
 from tests.integration.waiting import eventually
 

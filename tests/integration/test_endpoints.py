@@ -17,12 +17,13 @@ import pytest
 from envs_server import session as actor_session
 from seedrl.config import SecurityConfig
 from seedrl.errors import ConfigError, LearnerLost
+from seedrl.rows import Rows
 from seedrl.serving import balance, server
 from seedrl.serving.balance import Endpoint
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.channel import Link, ask_control
-from seedrl.wire.codec import ORDERS, Order, encode_order
+from seedrl.wire.codec import ORDERS, ControlRequest, encode_control_request
 from tests.certificates import Certificates
 from tests.chaos.proxy import Proxy
 from tests.integration.conftest import StartActor, StartLearner
@@ -85,15 +86,15 @@ def start_endpoint(start_learner: StartLearner, tmp_path: Path) -> StartLearner:
 class SlowPool(SignedPool):
     """Environments that take their time, so that a round trip is the link's and not a queue's."""
 
-    def recv(self) -> codec.Rows:
+    def recv(self) -> Rows:
         time.sleep(0.1)
         return super().recv()
 
 
 def tell(learner: RunningLearner, do: str, actor: str = "", is_open: bool | None = None) -> int:
     """How many actors were told."""
-    order = Order(actor, command=ORDERS.get(do, pb.Control.COMMAND_UNSPECIFIED), open=is_open)
-    return ask_control(Link(learner.address, SecurityConfig()), encode_order(order), DEADLINE).actors
+    order = ControlRequest(actor, command=ORDERS.get(do, pb.Control.COMMAND_UNSPECIFIED), open=is_open)
+    return ask_control(Link(learner.address, SecurityConfig()), encode_control_request(order), DEADLINE).actors
 
 
 def move_all(learner: RunningLearner) -> int:
@@ -501,7 +502,7 @@ class Secured:
     def send_to(self, address: str) -> None:
         row = Endpoint(address, free=64, slots=64, round_trip=0.0, is_open=True)
         self.learner.service.balance.see([row])
-        order = encode_order(Order("actor-0", command=pb.Control.COMMAND_REDIRECT))
+        order = encode_control_request(ControlRequest("actor-0", command=pb.Control.COMMAND_REDIRECT))
         assert ask_control(Link(self.learner.address, self._security), order, DEADLINE).actors == 1
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from envs_server.counting import COUNTING, CountingPool
 from seedrl.config import EvalConfig, LearnerConfig
 from seedrl.errors import ConfigError, SeedrlError
-from seedrl.evaluate import Quota, Score, evaluate
-from seedrl.rules import check_eval
+from seedrl.roles.evaluate import Quota, Score, evaluate
+from seedrl.run.snapshot import chosen_checkpoint
 from seedrl.serving.slots import FinishedEpisodes
-from seedrl.snapshot import chosen_checkpoint
+from seedrl.validation import check_eval
 from tests.fakes import make_job
 from tests.integration.processes import Commands
 from tests.integration.trained import checkpoint_of, make_run

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seedrl.service import LearnerService
+from seedrl.roles.learner import LearnerProcess
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput
 from tests.integration.conftest import StartActor, StartLearner
@@ -32,7 +32,7 @@ class Watching(OracleModel):
 SETTINGS = {"actors__envs": 8, "actors__evaluation": 0.25, "model__name": f"{__name__}:Watching"}
 
 
-def counted(service: LearnerService) -> tuple[int, int, int]:
+def counted(service: LearnerProcess) -> tuple[int, int, int]:
     serving = service.serving
     return serving.eval_steps, serving.eval_episodes, len(serving.eval_returns)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from seedrl.context import LEARNER, Context, ContextFile, State
+from seedrl.run.context import LEARNER, Context, ContextFile, State
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.v1 import inference_pb2_grpc
 from tests.integration.processes import Commands, Process, saved_steps, summary_of

@@ -13,8 +13,8 @@ import pytest
 
 from envs_server.pool import make_pool
 from seedrl.errors import ConfigError
-from seedrl.specs import ArraySpec, EnvSpec, NumberSpec, discrete, names
-from seedrl.wire.codec import ENDED, RESET, TERMINATED, TRUNCATED
+from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED
+from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec, discrete, names
 from tests.fakes import make_job
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, summary_of
@@ -27,11 +27,11 @@ FAMILIES: dict[str, tuple[list[str], Any]] = {
     "atari": (["uint8[1, 84, 84]"], discrete(6)),
     "acrobot": (["float32[6]"], discrete(3)),
     "mountaincar": (["float32[2]"], discrete(3)),
-    "pendulum": (["float32[3]"], NumberSpec((-2.0,), (2.0,), (1,))),
-    "lunarlander_continuous": (["float32[8]"], NumberSpec((-1.0,) * 2, (1.0,) * 2, (2,))),
-    "bipedalwalker": (["float32[24]"], NumberSpec((-1.0,) * 4, (1.0,) * 4, (4,))),
-    "mujoco": (["float64[17]"], NumberSpec((-1.0,) * 6, (1.0,) * 6, (6,))),
-    "dmc": (["float64[8]", "float64[9]"], NumberSpec((-1.0,) * 6, (1.0,) * 6, (6,))),
+    "pendulum": (["float32[3]"], ContinuousSpec((-2.0,), (2.0,), (1,))),
+    "lunarlander_continuous": (["float32[8]"], ContinuousSpec((-1.0,) * 2, (1.0,) * 2, (2,))),
+    "bipedalwalker": (["float32[24]"], ContinuousSpec((-1.0,) * 4, (1.0,) * 4, (4,))),
+    "mujoco": (["float64[17]"], ContinuousSpec((-1.0,) * 6, (1.0,) * 6, (6,))),
+    "dmc": (["float64[8]", "float64[9]"], ContinuousSpec((-1.0,) * 6, (1.0,) * 6, (6,))),
     "minigrid": (["int64[] below 4", "uint8[7, 7, 3]", "uint8[96]"], discrete(7)),
     "babyai": (["int64[] below 4", "uint8[7, 7, 3]", "uint8[512]"], discrete(7)),
     "procgen": (["uint8[3, 64, 64]"], discrete(15)),

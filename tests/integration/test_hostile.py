@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from seedrl.config import ActorConfig
 from seedrl.metrics import Histogram
+from seedrl.rows import RESET
 from seedrl.serving.server import SPARE_STREAMS
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.v1 import inference_pb2_grpc
@@ -100,7 +101,7 @@ def a_step_of(size: int) -> bytes:
 @pytest.mark.parametrize("compression", list(grpc.Compression), ids=lambda each: each.name)
 def test_message_above_the_limit_is_refused_and_takes_no_memory(victim: Victim, compression: grpc.Compression) -> None:
     """B1: RESOURCE_EXHAUSTED, + ≤ 8 MB; what is small on the wire is bounded by its size when decompressed."""
-    messages = [serialize(codec.encode_hello(codec.Greeting("bomb"))), serialize(codec.encode_ready(SPEC))]
+    messages = [serialize(codec.encode_hello(codec.Hello("bomb"))), serialize(codec.encode_ready(SPEC))]
     messages.append(a_step_of(128 * MIB))
     with victim.growing_at_most(8), grpc.insecure_channel(victim.address, options=client_options()) as channel:
         stream = channel.stream_stream("/seedrl.v1.InferenceService/Stream")
@@ -146,7 +147,7 @@ def test_client_that_never_reads_costs_little_and_is_sent_away(
             promptly(lambda: session.in_flight == 0 or not session.alive)
             if not session.alive:
                 break
-            raw.send(codec.encode_step(request_id, make_rows(range(32), flags=0 if request_id else codec.RESET)))
+            raw.send(codec.encode_step(request_id, make_rows(range(32), flags=0 if request_id else RESET)))
         assert session.unsent <= 2 * 32
         print(f"sent away after {request_id} requests; grew by {rss() - before:.1f} MiB")
         assert rss() - before <= 16

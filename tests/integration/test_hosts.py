@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from seedrl.certs import run_certs
 from seedrl.config import CertsConfig
-from seedrl.context import ContextFile
+from seedrl.run.context import ContextFile
+from seedrl.wire.certificates import run_certs
 from tests.integration.hosts import ROOT, Hosts
 from tests.integration.processes import Process, summary_of
 from tests.integration.waiting import eventually

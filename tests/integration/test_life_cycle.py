@@ -16,10 +16,10 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torch import Tensor
 
-from seedrl.context import LEARNER, ContextFile, State
 from seedrl.errors import ConfigError, Diverged
-from seedrl.learning import checkpoint as files
-from seedrl.service import LearnerService
+from seedrl.roles.learner import LearnerProcess
+from seedrl.run import checkpoint as files
+from seedrl.run.context import LEARNER, ContextFile, State
 from seedrl.types import ModelInput, ModelOutput
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.support import OracleModel, RunningActor, RunningLearner, Wire, tiny_config
@@ -83,7 +83,7 @@ def test_health_before_the_first_actor_is_live_and_not_ready(start_learner: Star
     assert eventually(lambda: file.path.exists() and file.read()).state is State.INIT
 
 
-class ColdService(LearnerService):
+class ColdService(LearnerProcess):
     """Notes how ready it was while it warmed up."""
 
     def _build(self, spec: Any) -> None:
@@ -133,7 +133,7 @@ def test_health_of_a_learner_that_stops_is_not_ready_within_a_tenth_of_a_second(
     assert (context.state, context.reason) == (State.DONE, "closing time")
 
 
-class LateService(LearnerService):
+class LateService(LearnerProcess):
     """Never trains."""
 
     def _learn(self) -> None:
@@ -203,7 +203,7 @@ def refused_second_learner(tmp_path: Path, address: str) -> float:
     """Seconds that it took."""
     began = time.monotonic()
     with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
-        LearnerService(tiny_config(str(tmp_path / "second"), address)).run()
+        LearnerProcess(tiny_config(str(tmp_path / "second"), address)).run()
     return time.monotonic() - began
 
 

@@ -16,7 +16,7 @@ from tests.integration.waiting import eventually, free_address
 from tests.manifests import job_of
 from tests.test_kubernetes import as_in_a_pod, container_of
 
-certs = pytest.importorskip("seedrl.certs")
+certs = pytest.importorskip("seedrl.wire.certificates")
 
 
 def status_of(address: str, path: str) -> int:

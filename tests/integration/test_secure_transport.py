@@ -17,7 +17,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from seedrl.certs import run_certs
 from seedrl.config import TOKEN_VARIABLE, CertsConfig, Display, SecurityConfig, StatusConfig
 from seedrl.errors import LearnerLost, Unauthenticated
 from seedrl.monitoring.overview import learner_status
@@ -25,6 +24,7 @@ from seedrl.serving import server
 from seedrl.serving.guard import REFUSAL
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
+from seedrl.wire.certificates import run_certs
 from seedrl.wire.channel import SERVICE, Link
 from tests.certificates import TOKEN, Certificates
 from tests.integration.conftest import StartActor, StartLearner

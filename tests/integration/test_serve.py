@@ -16,7 +16,7 @@ import pytest
 
 from seedrl.config import SecurityConfig, ServeConfig
 from seedrl.errors import ConfigError
-from seedrl.serve import Serving
+from seedrl.roles.serve import Serving
 from seedrl.wire.channel import Link, ask_status
 from seedrl.wire.codec import decode_act, decode_status
 from tests.integration.processes import Commands

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from seedrl.service import LearnerService
+from seedrl.roles.learner import LearnerProcess
 from seedrl.serving.sessions import Request
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, Process
@@ -150,7 +150,7 @@ def test_actor_may_be_silent_for_ever_if_told_so(start_learner: StartLearner) ->
 # A learner that is wedged.
 
 
-class WedgedService(LearnerService):
+class WedgedService(LearnerProcess):
     """Stands still in its first batch, port open, until `gate` opens."""
 
     gate: threading.Event

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from seedrl.config import SecurityConfig
-from seedrl.context import LEARNER, Context, ContextFile, State
-from seedrl.learning import checkpoint as files
+from seedrl.run import checkpoint as files
+from seedrl.run.context import LEARNER, Context, ContextFile, State
 from seedrl.status import Status
 from seedrl.wire.channel import Link, ask_status
 from seedrl.wire.codec import decode_status

@@ -10,7 +10,7 @@ import envs_server.actor
 import envs_server.session
 from seedrl.serving import sessions
 from seedrl.wire import codec
-from seedrl.wire.memory import Offer, open_buffers, this_host
+from seedrl.wire.memory import Memory, open_buffers, this_host
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.support import SPEC, RawActor, RunningActor, RunningLearner, Wire, make_rows
 from tests.integration.waiting import eventually
@@ -48,7 +48,7 @@ def test_actor_of_this_machine_uses_the_memory_and_gets_its_own_actions(
 def test_actor_that_cannot_open_the_memory_goes_on_in_messages(
     start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(offer: Offer) -> None:
+    def fail(offer: Memory) -> None:
         raise PermissionError(offer.path)
 
     monkeypatch.setattr(envs_server.session, "open_buffers", fail)

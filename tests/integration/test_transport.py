@@ -18,7 +18,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 import envs_server.actor
 import envs_server.session
 from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, Refused, ThreadDied
-from seedrl.service import LearnerService
+from seedrl.roles.learner import LearnerProcess
+from seedrl.rows import RESET, Rows
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.framing import StepParts
@@ -164,7 +165,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLearner]:
     """A learner with a good actor that steps without end."""
     config = tiny_config(str(tmp_path_factory.mktemp("busy") / "run"), free_address())
     config.serving.max_message_mb = 1
-    learner = RunningLearner(LearnerService(config))
+    learner = RunningLearner(LearnerProcess(config))
     actor = RunningActor(envs_server.actor.ActorConfig(learner=learner.address, name="good"), SignedPool)
     learner.steps_on()
     yield learner
@@ -443,7 +444,7 @@ def test_shutdown_while_a_batch_is_partial_ends_everybody(start_learner: StartLe
     actor.stop()
 
 
-class GatedService(LearnerService):
+class GatedService(LearnerProcess):
     """Holds its first batch until `gate` opens."""
 
     running: threading.Event
@@ -478,7 +479,7 @@ def test_shutdown_while_inference_runs_waits_for_it_and_ends(
     actor.stop()
 
 
-class IdleLearnerService(LearnerService):
+class IdleLearnerService(LearnerProcess):
     """Never trains."""
 
     def _learn(self) -> None:
@@ -654,12 +655,12 @@ def test_actor_asked_to_stop_while_the_learner_is_silent_returns(start_actor: St
 class BrokenPool(SignedPool):
     """Fails in its tenth call of `where`."""
 
-    def __init__(self, job: codec.Job, threads: int, where: str) -> None:
+    def __init__(self, job: codec.Welcome, threads: int, where: str) -> None:
         super().__init__(job, threads)
         self._where = where
         self._calls = {"recv": 0, "send": 0}
 
-    def recv(self) -> codec.Rows:
+    def recv(self) -> Rows:
         self._count("recv")
         return super().recv()
 
@@ -713,10 +714,10 @@ def test_environments_that_cannot_be_made_are_a_failure_and_wrong_settings_are_n
 ) -> None:
     """A10: settings that cannot work would fail again in the same way."""
 
-    def explode(job: codec.Job, threads: int) -> Any:
+    def explode(job: codec.Welcome, threads: int) -> Any:
         raise OSError("no display")
 
-    def refuse(job: codec.Job, threads: int) -> Any:
+    def refuse(job: codec.Welcome, threads: int) -> Any:
         raise ConfigError("no such environment")
 
     learner = start_learner()
@@ -730,7 +731,7 @@ def test_environments_that_cannot_be_made_are_a_failure_and_wrong_settings_are_n
 class SilentPool(SignedPool):
     """Its environments never finish their third step."""
 
-    def recv(self) -> codec.Rows:
+    def recv(self) -> Rows:
         if len(self.sent) == 4:
             threading.Event().wait()
         return super().recv()
@@ -830,8 +831,8 @@ def test_report_of_a_later_session_counts_one_reconnect(
 def test_report_that_shrinks_is_refused(busy: RunningLearner) -> None:
     with RawActor(busy.address) as raw:
         raw.join()
-        raw.send(codec.encode_report(codec.Measured(env_seconds=0.5)))
-        raw.send(codec.encode_report(codec.Measured(env_seconds=0.4)))
+        raw.send(codec.encode_report(codec.Report(env_seconds=0.5)))
+        raw.send(codec.encode_report(codec.Report(env_seconds=0.4)))
         expect_refusal(raw, Code.INVALID_ARGUMENT, ["report.env_seconds", "expected 0.5", "saw 0.4"])
 
 
@@ -853,7 +854,7 @@ def test_report_of_what_cannot_be_is_refused_and_not_counted(
 ) -> None:
     with RawActor(busy.address) as raw:
         raw.join()
-        raw.send(codec.encode_report(codec.Measured(**impossible)))
+        raw.send(codec.encode_report(codec.Report(**impossible)))
         expect_refusal(raw, Code.INVALID_ARGUMENT, [f"report.{next(iter(impossible))}"])
     assert busy.service.serving.actors_env_seconds < 1e6
 
@@ -891,9 +892,9 @@ def test_first_actor_with_spaces_too_large_is_refused_and_the_next_is_served(
 
 def test_actor_refused_in_mid_session_blames_its_environments(start_learner: StartLearner) -> None:
     class Poisoned(SignedPool):
-        def recv(self) -> codec.Rows:
+        def recv(self) -> Rows:
             rows = super().recv()
-            if not (rows.flags & codec.RESET).any():
+            if not (rows.flags & RESET).any():
                 rows.reward[0] = np.nan
             return rows
 

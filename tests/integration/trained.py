@@ -9,9 +9,9 @@ from google.protobuf.json_format import MessageToDict
 from torch import Tensor, nn
 
 from seedrl.config import LearnerConfig
-from seedrl.learning import checkpoint as files
-from seedrl.learning.checkpoint import Checkpoint
-from seedrl.rundir import RunDirectory
+from seedrl.run import checkpoint as files
+from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.directory import RunDirectory
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.wire import codec

@@ -9,13 +9,13 @@ import torch
 from google.protobuf.json_format import MessageToDict, ParseDict
 from torch import nn
 
-from seedrl.counts import Counts, score_of
 from seedrl.errors import ConfigError, RunDirectoryError
-from seedrl.learning import checkpoint as files
-from seedrl.learning.checkpoint import Checkpoint
 from seedrl.learning.learner import Learner
-from seedrl.learning.ranks import Ranks
-from seedrl.learning.separate import Courier
+from seedrl.ranks.group import Ranks
+from seedrl.ranks.separate import RemoteLearner
+from seedrl.run import checkpoint as files
+from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.totals import Counts, score_of
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
@@ -27,7 +27,7 @@ NEWEST, BEST = "newest", "best"
 class Resumable:
     """The parts of a learner that survive it. Owned by the learner thread while that runs."""
 
-    learner: Learner | Courier
+    learner: Learner | RemoteLearner
     generator: torch.Generator
     spec: EnvSpec
 

@@ -13,32 +13,32 @@ import torch
 
 from seedrl import __version__
 from seedrl.actions import Actions
-from seedrl.budget import Budget, check_budget
 from seedrl.config import LearnerConfig, SecurityConfig, ServingConfig, store_sizes, torch_threads
 from seedrl.device import choose_device
 from seedrl.errors import RunDirectoryError, SeedrlError, ThreadDied
-from seedrl.learning.checkpoint import Checkpoint
 from seedrl.metrics import ServingMetrics
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.monitoring.monitor import actor_status
 from seedrl.policy import Policy
-from seedrl.rules import check
-from seedrl.rundir import RunDirectory
-from seedrl.serving.front import Front
+from seedrl.run.budget import Budget, check_budget
+from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.directory import RunDirectory
+from seedrl.run.snapshot import load_weights, spec_of
+from seedrl.run.stopping import Stop
+from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
 from seedrl.serving.slots import FinishedEpisodes
-from seedrl.snapshot import load_weights, spec_of
 from seedrl.status import Status, Verdict
-from seedrl.stopping import Stop
 from seedrl.store import Store
 from seedrl.v1 import inference_pb2 as pb
+from seedrl.validation import check
 
 STOP_SECONDS = 8.0  # for the last batch
 DEPLOYED = 2**31  # among seeds: unlike those of any training
 
 
-class Deployment:
+class PolicyServer:
     """Owned by the main thread."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Deployment:
         self.device = choose_device(config.device)
         self.stop = Stop(on_stop=self._turn_away)
         self.metrics = ServingMetrics()
-        self.front = Front(
+        self.front = InferenceService(
             config,
             self.metrics,
             job_seed=partial(session_seed, seed, DEPLOYED),

@@ -18,32 +18,28 @@ import torch
 from torch import nn
 
 from seedrl.actions import Actions
-from seedrl.budget import budget_of, check_budget, check_store
 from seedrl.config import LearnerConfig, serving_ranks, store_sizes, torch_threads
-from seedrl.context import ContextFile, State
-from seedrl.counts import Counts, counts_of, joined, restore_counters
 from seedrl.device import after_serving, choose_device, own_stream
 from seedrl.errors import Diverged, Mismatch, RankLost, SeedrlError, ThreadDied
-from seedrl.identity import ALONE, Identity
-from seedrl.learning.agreement import Load, Progress, Said
 from seedrl.learning.learner import Learner
-from seedrl.learning.ranks import Ranks
-from seedrl.learning.separate import TRAINING, Courier
-from seedrl.membership import Membership
 from seedrl.metrics import LearningMetrics, ServingMetrics, Stopwatch
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.monitoring.monitor import Monitor
 from seedrl.policy import Policy
-from seedrl.progress import ProgressDisplay, closing_words, console
-from seedrl.rounds import Rounds, progress_of
-from seedrl.rules import check
-from seedrl.saving import Saver
-from seedrl.serving.balance import Endpoint
-from seedrl.serving.front import Front
-from seedrl.serving.sessions import session_seed
-from seedrl.shard import directory_of, generator_seed
-from seedrl.snapshot import (
+from seedrl.ranks.agreement import Load, Progress, Vote
+from seedrl.ranks.group import Ranks
+from seedrl.ranks.identity import ALONE, Identity
+from seedrl.ranks.rounds import Voting, progress_of
+from seedrl.ranks.separate import TRAINING, RemoteLearner
+from seedrl.ranks.settings import directory_of, generator_seed
+from seedrl.roles.trainer import TrainerProcess
+from seedrl.run.budget import budget_of, check_budget, check_store
+from seedrl.run.context import ContextFile, State
+from seedrl.run.membership import Membership
+from seedrl.run.progress import ProgressDisplay, closing_words, console
+from seedrl.run.saving import Saver
+from seedrl.run.snapshot import (
     Resumable,
     decoded_spec,
     encoded_spec,
@@ -52,19 +48,23 @@ from seedrl.snapshot import (
     share_checkpoint,
     spec_of,
 )
+from seedrl.run.stopping import Stop, stop_on_signals
+from seedrl.run.summary import summarize
+from seedrl.run.totals import Counts, counts_of, joined, restore_counters
+from seedrl.serving.balance import Endpoint
+from seedrl.serving.service import InferenceService
+from seedrl.serving.sessions import session_seed
 from seedrl.specs import EnvSpec
-from seedrl.stopping import Stop, stop_on_signals
 from seedrl.store import Store
-from seedrl.summary import summarize
-from seedrl.trainer import TrainerService
 from seedrl.v1 import inference_pb2 as pb
+from seedrl.validation import check
 
 POLL_SECONDS = 0.1  # how long a thread waits before it looks whether to stop
 LOOK_SECONDS = 0.5
 STOP_SECONDS = 8.0  # for the threads to end: less than a supervisor waits
 
 
-class LearnerService:
+class LearnerProcess:
     """One learner process. Everything here runs in the main thread unless it says otherwise."""
 
     def __init__(self, config: LearnerConfig, identity: Identity = ALONE) -> None:
@@ -80,7 +80,7 @@ class LearnerService:
         self.saver = Saver(config.checkpoint, self.run_directory.checkpoints, self.learning, say=self.display.say)
         self.checkpoint = share_checkpoint(self.ranks, self.saver.load() if identity.is_first else None)
         self.resumed_at = self.checkpoint.state["learning"]["updates"] if self.checkpoint is not None else 0
-        self.front = Front(
+        self.front = InferenceService(
             config,
             self.serving,
             job_seed=partial(session_seed, config.seed, self.resumed_at, rank=identity.rank),
@@ -96,7 +96,7 @@ class LearnerService:
             restore_counters(self.checkpoint.state, self.serving, self.learning, identity.rank)
             self.sessions.agree(spec_of(self.checkpoint))
         context_file = ContextFile(self.run_directory.path)
-        self.rounds = Rounds(self.ranks, self.stop, config.stop, own=self._said)
+        self.rounds = Voting(self.ranks, self.stop, config.stop, own=self._said)
         self.rounds.on_loads = self._see_endpoints
         self.monitor = Monitor(
             config,
@@ -145,9 +145,9 @@ class LearnerService:
             self.display.say(closing_words(summary, str(self.run_directory.path)))
         return summary
 
-    def _said(self) -> Said:
+    def _said(self) -> Vote:
         """To the other ranks, in a round of agreement."""
-        return Said(
+        return Vote(
             is_idle=self._is_idle,
             is_save_due=self.saver.is_due,
             knows_spaces=self.sessions.spec.done(),
@@ -200,8 +200,8 @@ class LearnerService:
         waiting_since = time.monotonic()
         told = False
         while self.rounds.go_on():
-            if self.rounds.agreed.teller is not None:
-                self._agree_on_spaces(self.rounds.agreed.teller)
+            if self.rounds.agreed.first_with_spaces is not None:
+                self._agree_on_spaces(self.rounds.agreed.first_with_spaces)
                 return True
             self.stop.wait(POLL_SECONDS)
             self.membership.tick()
@@ -210,14 +210,14 @@ class LearnerService:
                 told = True
         return False
 
-    def _agree_on_spaces(self, teller: int) -> None:
+    def _agree_on_spaces(self, source: int) -> None:
         """One rank has been told the spaces, and tells the others."""
         own = self.sessions.spec
-        spec = decoded_spec(self.ranks.share(encoded_spec(own.result()) if own.done() else {}, source=teller))
+        spec = decoded_spec(self.ranks.share(encoded_spec(own.result()) if own.done() else {}, source=source))
         self.front.agree(spec)
         if own.result() != spec:
             rank = self.ranks.identity.rank
-            raise Mismatch(f"spaces: rank {teller} trains on {spec}; the actors of rank {rank} have {own.result()}")
+            raise Mismatch(f"spaces: rank {source} trains on {spec}; the actors of rank {rank} have {own.result()}")
 
     def _build(self, spec: EnvSpec) -> None:
         config = self.config
@@ -252,11 +252,11 @@ class LearnerService:
             f"and {self.store.capacity} finished unrolls"
         )
 
-    def _learner(self, model: nn.Module, actions: Actions, policy: Policy) -> Learner | Courier:
+    def _learner(self, model: nn.Module, actions: Actions, policy: Policy) -> Learner | RemoteLearner:
         """Or what stands for one, if another rank trains."""
         config = self.config
         if config.ranks.separate:
-            return Courier(self.ranks, model, self.store, policy, self.learning, config.algorithm.batch_size)
+            return RemoteLearner(self.ranks, model, self.store, policy, self.learning, config.algorithm.batch_size)
         return Learner(
             config,
             model,
@@ -420,8 +420,8 @@ class LearnerService:
 def run_learner(config: LearnerConfig, identity: Identity) -> None:
     """`seedrl learner`: serves until done; SIGINT and SIGTERM end it in order, a second one at once."""
     if config.ranks.separate and identity.rank == TRAINING:
-        TrainerService(config, identity).run()
+        TrainerProcess(config, identity).run()
         return
-    service = LearnerService(config, identity)
+    service = LearnerProcess(config, identity)
     stop_on_signals(service.stop, service.display.say)
     service.run()

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.learning.losses import LossParts, valid_transitions
-from seedrl.learning.ranks import Ranks
+from seedrl.ranks.group import Ranks
 from seedrl.types import Unrolls
 
 Weigh = Callable[[LossParts], LossParts]
 
 
-class Together:
+class Averager:
     """Owned by the learner thread."""
 
     def __init__(self, ranks: Ranks, model: nn.Module, sync_every: int) -> None:

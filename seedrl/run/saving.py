@@ -6,9 +6,9 @@ from pathlib import Path
 
 from seedrl.config import CheckpointConfig
 from seedrl.errors import RunDirectoryError
-from seedrl.learning import checkpoint as files
-from seedrl.learning.checkpoint import Checkpoint
 from seedrl.metrics import LearningMetrics, Stopwatch
+from seedrl.run import checkpoint as files
+from seedrl.run.checkpoint import Checkpoint
 
 
 class Saver:

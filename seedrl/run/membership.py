@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from seedrl.context import LEARNER, Context, ContextFile, Member, State
-from seedrl.learning.agreement import Progress
 from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.ranks.agreement import Progress
+from seedrl.run.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.serving.sessions import Session, SessionTable
 
 WRITE_SECONDS = 2.0

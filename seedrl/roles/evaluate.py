@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 
 from seedrl.config import EvalConfig
-from seedrl.deployment import Deployment, settings_of
 from seedrl.errors import SeedrlError
 from seedrl.launching.children import Process
 from seedrl.launching.local import start_actor
-from seedrl.learning.checkpoint import Checkpoint
 from seedrl.monitoring.statistics import bootstrap, iqm
 from seedrl.monitoring.words import duration
-from seedrl.rules import check_eval
-from seedrl.rundir import write_atomically
+from seedrl.roles.policy_server import PolicyServer, settings_of
+from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.directory import write_atomically
+from seedrl.run.snapshot import chosen_checkpoint
 from seedrl.serving.slots import FinishedEpisodes
-from seedrl.snapshot import chosen_checkpoint
 from seedrl.v1 import inference_pb2 as pb
+from seedrl.validation import check_eval
 
 POLL_SECONDS = 0.1
 GOODBYE_SECONDS = 10.0
@@ -155,7 +155,7 @@ def evaluate(
     quota = Quota(config.episodes, settings.serving.max_slots)
     with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
         settings.listen = f"unix:{private}/eval.sock"
-        deployment = Deployment(
+        deployment = PolicyServer(
             settings, checkpoint, greedy=config.greedy, seed=seed, say=lambda _: None, on_evaluated=quota.add
         )
         actors: list[Process] = []
@@ -177,7 +177,7 @@ def envs_of(config: EvalConfig) -> int:
 
 
 def _wait(
-    quota: Quota, deployment: Deployment, actors: list[tuple[Process, Path]], show: Callable[[Quota], None]
+    quota: Quota, deployment: PolicyServer, actors: list[tuple[Process, Path]], show: Callable[[Quota], None]
 ) -> None:
     """Until there are enough episodes; raises if that will never be."""
     while not quota.is_full.wait(POLL_SECONDS):
@@ -192,7 +192,7 @@ def _wait(
                 )
 
 
-def _end(deployment: Deployment, actors: list[Process]) -> None:
+def _end(deployment: PolicyServer, actors: list[Process]) -> None:
     try:
         deployment.close(pb.Control.COMMAND_END, "The evaluation is over")
     finally:

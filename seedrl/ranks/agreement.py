@@ -33,7 +33,7 @@ class Load(NamedTuple):
     is_open: bool = False  # to new actors
 
 
-class Said(NamedTuple):
+class Vote(NamedTuple):
     """By one rank, in one round."""
 
     has_batch: bool = False
@@ -49,7 +49,7 @@ class Said(NamedTuple):
         return [float(number) for number in (*flags, *self.progress, *self.load)]
 
     @classmethod
-    def of(cls, row: Sequence[float]) -> "Said":
+    def of(cls, row: Sequence[float]) -> "Vote":
         has_batch, is_idle, stop, is_save_due, knows_spaces, *numbers = row
         env_steps, episodes, return_sum, return_count, free, slots, round_trip, is_open = numbers
         return cls(
@@ -63,10 +63,10 @@ class Said(NamedTuple):
         )
 
 
-class Agreed(NamedTuple):
+class Decision(NamedTuple):
     """By all ranks: the same everywhere."""
 
-    said: tuple[Said, ...] = (Said(),)  # by rank
+    said: tuple[Vote, ...] = (Vote(),)  # by rank
 
     @property
     def is_update_due(self) -> bool:
@@ -90,7 +90,7 @@ class Agreed(NamedTuple):
         return -max(wishes)[1] if wishes else None
 
     @property
-    def teller(self) -> int | None:
+    def first_with_spaces(self) -> int | None:
         """The first rank that knows the spaces."""
         return next((rank for rank, said in enumerate(self.said) if said.knows_spaces), None)
 

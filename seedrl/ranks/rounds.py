@@ -7,28 +7,28 @@ import math
 from collections.abc import Callable
 
 from seedrl.config import StopConfig
-from seedrl.learning.agreement import Agreed, Load, Progress, Said
-from seedrl.learning.ranks import Ranks
 from seedrl.metrics import ServingMetrics
-from seedrl.stopping import EPISODES, Stop, reached_goal
+from seedrl.ranks.agreement import Decision, Load, Progress, Vote
+from seedrl.ranks.group import Ranks
+from seedrl.run.stopping import EPISODES, Stop, reached_goal
 
 
-class Rounds:
+class Voting:
     """Owned by the main thread, and by the learner thread while that runs. `progress` is for any."""
 
-    def __init__(self, ranks: Ranks, stop: Stop, goal: StopConfig, own: Callable[[], Said]) -> None:
+    def __init__(self, ranks: Ranks, stop: Stop, goal: StopConfig, own: Callable[[], Vote]) -> None:
         self._ranks = ranks
         self._stop = stop
         self._goal = goal
         self._own = own
-        self.agreed = Agreed()  # in the newest round
+        self.agreed = Decision()  # in the newest round
         self.on_loads: Callable[[list[Load]], None] = lambda loads: None  # called in every round, by rank
 
     def go_on(self, has_batch: bool = False) -> bool:
         """One round; whether all ranks go on. They stop in the same round, all for the same reason."""
         stop = self._stop.status if self._stop.is_set() else ""
         said = self._own()._replace(has_batch=has_batch, stop=stop)
-        self.agreed = agreed = Agreed(tuple(map(Said.of, self._ranks.gather_rows(said.row()))))
+        self.agreed = agreed = Decision(tuple(map(Vote.of, self._ranks.gather_rows(said.row()))))
         self.on_loads(agreed.loads)
         if agreed.stopper is not None:
             self._stop_for(agreed.stopper)

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from seedrl.config import LearnerConfig, ServeConfig
-from seedrl.deployment import Deployment, settings_of
 from seedrl.errors import SeedrlError
-from seedrl.learning import checkpoint as files
 from seedrl.monitoring.endpoint import Endpoint, Page
 from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
-from seedrl.rules import check_serve
-from seedrl.snapshot import chosen_checkpoint
-from seedrl.stopping import stop_on_signals
+from seedrl.roles.policy_server import PolicyServer, settings_of
+from seedrl.run import checkpoint as files
+from seedrl.run.snapshot import chosen_checkpoint
+from seedrl.run.stopping import stop_on_signals
 from seedrl.v1 import inference_pb2 as pb
+from seedrl.validation import check_serve
 
 LOOK_SECONDS = 0.5
 
@@ -30,7 +30,7 @@ class Serving:
         self._asked = threading.Event()  # for the newest weights
         self._newest = self._newest_name()
         checkpoint = chosen_checkpoint(Path(config.run), config.checkpoint, warn=say)
-        self.deployment = Deployment(
+        self.deployment = PolicyServer(
             serve_settings(config), checkpoint, greedy=config.greedy, seed=config.seed, say=say
         )
         self._endpoint = Endpoint(config.metrics, self._pages(), on_error=say) if config.metrics else None

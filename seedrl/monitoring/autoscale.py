@@ -28,7 +28,7 @@ WORTH = 0.3  # of the supply that further actors promise has to come, or their m
 TELLING = 0.15  # growth by less than this share is too little to judge by
 
 
-class Demand:
+class Autoscaler:
     """Owned by the main thread. `before` is what the process before this one wanted; 0 for none."""
 
     def __init__(self, config: LearnerConfig, before: int = 0) -> None:

@@ -5,7 +5,7 @@ from seedrl.errors import ConfigError
 from seedrl.monitoring.overview import link_to
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.channel import ask_control
-from seedrl.wire.codec import ORDERS, Order, encode_order, words_of
+from seedrl.wire.codec import ORDERS, ControlRequest, describe_request, encode_control_request
 
 ANSWER_SECONDS = 5.0
 OPEN = "open"  # an order to the learner itself
@@ -13,12 +13,12 @@ OPEN = "open"  # an order to the learner itself
 
 def run_control(config: ControlConfig) -> None:
     order = order_of(config)
-    answer = ask_control(link_to(config), encode_order(order), ANSWER_SECONDS)
+    answer = ask_control(link_to(config), encode_control_request(order), ANSWER_SECONDS)
     told = f"{answer.actors} {'actor' if answer.actors == 1 else 'actors'}"
-    print(f"told {'the learner' if order == Order(open=True) else told}: {words_of(order)}")
+    print(f"told {'the learner' if order == ControlRequest(open=True) else told}: {describe_request(order)}")
 
 
-def order_of(config: ControlConfig) -> Order:
+def order_of(config: ControlConfig) -> ControlRequest:
     """Environments with other options have to be made anew, so that is a reset as well."""
     known = (*ORDERS, OPEN)
     unknown = [word for word in config.do if word not in known]
@@ -30,10 +30,10 @@ def order_of(config: ControlConfig) -> Order:
     command = ORDERS.get(word, pb.Control.COMMAND_UNSPECIFIED)
     if config.options and not command:
         command = pb.Control.COMMAND_RESET
-    order = Order(
+    order = ControlRequest(
         config.actor, config.temperature, config.epsilon, command, config.options or None, _is_to_open(word, config)
     )
-    if order == Order(config.actor):
+    if order == ControlRequest(config.actor):
         raise ConfigError(f"nothing to do: give temperature=, epsilon=, options=, or one of {', '.join(known)}")
     return order
 

@@ -13,8 +13,8 @@ from seedrl.config import LearnerConfig, group_size
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.serving.balance import Balance
+from seedrl.serving.batch_loop import BatchLoop
 from seedrl.serving.batcher import Batcher
-from seedrl.serving.batches import Batches
 from seedrl.serving.inference import Inference
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, SessionTable
@@ -24,7 +24,7 @@ from seedrl.status import Status
 from seedrl.store import Store
 
 
-class Front:
+class InferenceService:
     """Owned by the main thread. `build` follows as soon as the spaces are known, then `begin`, at last `pause`."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Front:
             greedy=greedy,
             on_evaluated=on_evaluated,
         )
-        self.batches = Batches(self.batcher, self.inference, self._metrics, may_go_on)
+        self.batches = BatchLoop(self.batcher, self.inference, self._metrics, may_go_on)
         store.on_free = self.batches.wake
         self.sessions.on_leave = self.inference.release
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from seedrl.config import StopConfig
 from seedrl.errors import RankLost
-from seedrl.learning.agreement import Progress
+from seedrl.ranks.agreement import Progress
 
 EPISODES = 100  # that a mean return is worth something of
 

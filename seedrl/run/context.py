@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from seedrl.errors import RunDirectoryError
-from seedrl.rundir import write_atomically
+from seedrl.run.directory import write_atomically
 
 FILE, LOCK = "context.json", ".context.lock"
 VERSION = 2  # of the format

@@ -14,7 +14,7 @@ from seedrl.config import (
     serving_ranks,
 )
 from seedrl.errors import require
-from seedrl.exposure import check_actor_security, check_learner_security, is_socket, is_wildcard
+from seedrl.wire.security import check_actor_security, check_learner_security, is_socket, is_wildcard
 
 
 def check(config: LearnerConfig) -> None:

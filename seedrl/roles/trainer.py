@@ -8,27 +8,27 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.config import LearnerConfig, torch_threads
-from seedrl.counts import counts_of, restore_counters
 from seedrl.device import choose_device, own_stream
 from seedrl.errors import Diverged, SeedrlError
-from seedrl.identity import Identity
-from seedrl.learning import checkpoint as files
-from seedrl.learning.agreement import Said
 from seedrl.learning.learner import Learner
-from seedrl.learning.ranks import Ranks
-from seedrl.learning.separate import TRAINING, Inbox, Outbox, tell
 from seedrl.metrics import LearningMetrics, ServingMetrics, Stopwatch
 from seedrl.models.build import build_model
-from seedrl.progress import ProgressDisplay, console
-from seedrl.rounds import Rounds
-from seedrl.rules import check
-from seedrl.shard import directory_of
-from seedrl.snapshot import decoded_spec, load_weights, share_checkpoint, spec_of
+from seedrl.ranks.agreement import Vote
+from seedrl.ranks.group import Ranks
+from seedrl.ranks.identity import Identity
+from seedrl.ranks.rounds import Voting
+from seedrl.ranks.separate import TRAINING, Inbox, Outbox, tell
+from seedrl.ranks.settings import directory_of
+from seedrl.run import checkpoint as files
+from seedrl.run.progress import ProgressDisplay, console
+from seedrl.run.snapshot import decoded_spec, load_weights, share_checkpoint, spec_of
+from seedrl.run.stopping import Stop, stop_on_signals
+from seedrl.run.totals import counts_of, restore_counters
 from seedrl.specs import EnvSpec
-from seedrl.stopping import Stop, stop_on_signals
+from seedrl.validation import check
 
 
-class TrainerService:
+class TrainerProcess:
     """Owned by the main thread, and the only one."""
 
     def __init__(self, config: LearnerConfig, identity: Identity) -> None:
@@ -40,7 +40,7 @@ class TrainerService:
         self.stop = Stop()
         self.learning = LearningMetrics()
         self.checkpoint = share_checkpoint(self.ranks, None)
-        self.rounds = Rounds(self.ranks, self.stop, config.stop, own=Said)
+        self.rounds = Voting(self.ranks, self.stop, config.stop, own=Vote)
         stop_on_signals(self.stop, self.display.say)
 
     def run(self) -> None:
@@ -65,8 +65,8 @@ class TrainerService:
     def _wait_for_spaces(self) -> bool:
         """Builds as soon as rank 0 knows the spaces; false if asked to stop before."""
         while self.rounds.go_on():
-            if self.rounds.agreed.teller is not None:
-                self._build(decoded_spec(self.ranks.share({}, source=self.rounds.agreed.teller)))
+            if self.rounds.agreed.first_with_spaces is not None:
+                self._build(decoded_spec(self.ranks.share({}, source=self.rounds.agreed.first_with_spaces)))
                 return True
         return False
 

@@ -37,7 +37,7 @@ class Runner(Protocol):
     def finish_unrolls(self) -> bool: ...
 
 
-class Batches:
+class BatchLoop:
     """Owned by the server thread, except `wake`, `stop` and `alive_at`, which are for any thread."""
 
     def __init__(

@@ -9,10 +9,10 @@ from typing import Any
 
 from seedrl import __version__
 from seedrl.config import LearnerConfig
-from seedrl.counts import Counts, restore_counters
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.monitor import trouble
-from seedrl.stopping import Stop
+from seedrl.run.stopping import Stop
+from seedrl.run.totals import Counts, restore_counters
 
 
 def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Both do their parts in the same order, device to device, one batch at a time: the next one waits in the store until the
 weights of the last are served, so back-pressure and policy lag are those of one process. Knows nothing of streams.
 
-    rank 0, Courier                 rank 1, Learner with Inbox and Outbox
+    rank 0, RemoteLearner                 rank 1, Learner with Inbox and Outbox
     update    takes a batch    →    trains on it
               shows numbers    ←    what it has counted
     publish   serves weights   ←    weights
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seedrl.learning.checkpoint import Tensors
 from seedrl.learning.learner import PATIENCE
-from seedrl.learning.ranks import Ranks
 from seedrl.metrics import LearningMetrics, restore_totals, totals_of
 from seedrl.policy import Policy
+from seedrl.ranks.group import Ranks
+from seedrl.run.checkpoint import Tensors
 from seedrl.specs import EnvSpec, as_tree, leaves
 from seedrl.store import Store
 from seedrl.types import ModelInput, Unrolls
@@ -31,7 +31,7 @@ SHOWN = ("entropy", "kl", "clipped_rho", "grad_norm", "learning_rate", "entropy_
 HERE = "checkpoint"  # the stage of the learner's time that is spent where checkpoints are written
 
 
-class Courier:
+class RemoteLearner:
     """Rank 0's stand-in for a learner that is elsewhere. Owned by the learner thread."""
 
     def __init__(

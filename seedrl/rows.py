@@ -1,0 +1,20 @@
+"""The rows that actors send: the newest step of several environments, and its flags. Knows nothing of the wire."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seedrl.specs import Arrays
+
+TERMINATED, TRUNCATED, RESET = 1, 2, 4  # flags of a row; their values are those of the protocol
+ENDED = TERMINATED | TRUNCATED
+
+
+class Rows(NamedTuple):
+    """The newest step of n environments."""
+
+    env_id: NDArray[np.int32]  # [n]
+    observation: Arrays  # [n, ...]
+    reward: NDArray[np.float32]  # [n]
+    flags: NDArray[np.uint8]  # [n]  a sum of TERMINATED, TRUNCATED and RESET
