@@ -18,7 +18,7 @@ from seedrl.config import Engine, LearnerConfig, RunConfig, modules_of, serving_
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.launching.children import Child, Crashes, Process, signal_of, start_module
 from seedrl.launching.environment import variables
-from seedrl.launching.torchrun import noted_codes
+from seedrl.launching.torchrun import codes_of_newest_attempt, noted_codes
 from seedrl.run.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.run.directory import RunDirectory
 from seedrl.status import DRAINED
@@ -114,7 +114,7 @@ class Supervisor:
     # The learner has ended.
 
     def _learner_code(self) -> int | None:
-        """As Child.ended has it. torchrun's own does not tell that a rank is hopeless, nor that all ended in order."""
+        """Return the learner's exit code if it has ended. torchrun's own code does not tell how its ranks ended."""
         code = self._learner.ended()
         if not self._has_torchrun:
             return code
@@ -122,8 +122,8 @@ class Supervisor:
             self._stop_if_hopeless()
         elif self._hopeless is not None:
             return self._hopeless
-        elif self._signalled_at and self._context.read_or_new().state is State.DONE:
-            return 0
+        elif self._signalled_at and self._context.read_or_new().state is State.DONE:  # so rank 0 has ended cleanly
+            return min(codes_of_newest_attempt(self._notes), default=0)
         return code
 
     def _stop_if_hopeless(self) -> None:

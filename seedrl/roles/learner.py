@@ -20,7 +20,7 @@ from torch import nn
 from seedrl.actions import Actions
 from seedrl.config import LearnerConfig, serving_ranks, store_sizes, torch_threads
 from seedrl.device import after_serving, choose_device, own_stream
-from seedrl.errors import Diverged, Mismatch, RankLost, SeedrlError, ThreadDied
+from seedrl.errors import Diverged, Mismatch, RankLost, RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics, ServingMetrics, Stopwatch
 from seedrl.models.base import core_size_of
@@ -136,7 +136,7 @@ class LearnerProcess:
                 self._start_threads()
                 self._watch()
         except BaseException as error:
-            self.stop.ask("failed", str(error), error)
+            self.stop.fail(error)
         summary = self._shut_down()
         self.ranks.leave()
         if self.stop.failure is not None:
@@ -325,9 +325,11 @@ class LearnerProcess:
         """The threads of this rank have ended, and so do the others'. Rank 0 learns what all of them have counted."""
         try:
             counts = self._save()
-        except RankLost as error:  # the run goes on from the checkpoint before
+        except RankLost as error:  # the run resumes from the checkpoint before
             self.stop.fail(error)
             return None
+        if self.saver.failure:
+            self.stop.fail(RunDirectoryError(f"the last checkpoint could not be written ({self.saver.failure})"))
         return counts if self.ranks.is_first and not self.ranks.is_alone else None
 
     def _join_threads(self) -> None:
@@ -356,7 +358,7 @@ class LearnerProcess:
         name = threading.current_thread().name
         failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
         failure.__cause__ = error if failure is not error else None
-        self.stop.ask("failed", str(failure), failure)
+        self.stop.fail(failure)
 
     def _become_ready(self) -> None:
         """Runs in the server thread."""

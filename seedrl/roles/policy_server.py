@@ -154,7 +154,7 @@ class PolicyServer:
         """A thread that dies takes the process with it."""
         name = threading.current_thread().name
         failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
-        self.stop.ask("failed", str(failure), failure)
+        self.stop.fail(failure)
 
 
 def settings_of(run: str, envs: int = 0) -> LearnerConfig:
