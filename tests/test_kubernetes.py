@@ -512,7 +512,7 @@ def test_name_is_the_environments_as_a_service_can_have_it(overrides: str, name:
         ("+launch.env.POD_NAME=x", "POD_NAME is set by the manifests"),
         ("launch.image=seedrl@sha256:0", "launch.image=seedrl@sha256:0 is one image"),
         ("launch.storage_gb=0", "launch.storage_gb=0.0 must be positive"),
-        ("launch.per_node=2", "launch.per_node=2 and launch.placement=\\[\\] do not fit"),
+        ("launch.per_node=-1", "launch.per_node=-1 must not be negative"),
         ("security.certificate_file=server.pem", "security.certificate_file=server.pem is a file of this machine"),
         ("security.token_file=token", "security.token_file=token is a file of this machine"),
         ("run_dir=runs/a", "run_dir=runs/a is a directory of this machine"),
@@ -534,7 +534,7 @@ def test_ranks_that_serve_nobody_are_refused() -> None:
 
 
 def command(*arguments: str) -> None:
-    main(["render", "target=kubernetes", *arguments])
+    main(["render", *arguments])
 
 
 def test_render_writes_the_files_and_says_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,7 +206,7 @@ def _placement(job: PodJob) -> Body:
         placement["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [beside]}}
     if Placement.spread in launch.placement:
         constraints.append(_evenly(job, ACTOR))
-    if Placement.per_node in launch.placement:
+    if launch.per_node:
         constraints.append(_at_most(job, ACTOR, launch.per_node))
     return {**placement, "topologySpreadConstraints": constraints} if constraints else placement
 

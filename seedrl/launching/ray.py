@@ -22,20 +22,21 @@ from seedrl.launching.bundles import Layout, layout
 from seedrl.launching.growth import Growth
 from seedrl.launching.host import Arrival
 from seedrl.launching.hosted import Hosted, News
-from seedrl.launching.local import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS, quoted
+from seedrl.launching.local import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS
 from seedrl.launching.orders import RankPlace, actor_orders, identity_of, listening, refuse_exposure
+from seedrl.launching.overrides import override
 from seedrl.launching.placement import place
 from seedrl.launching.raycluster import POLL_SECONDS, addresses, alive, as_node, connected, reserved, say, show
 from seedrl.run.directory import RunDirectory
 from seedrl.status import DRAINED
-from seedrl.validation import check
+from seedrl.validation import check_job
 
 KILLED = 128 + signal.SIGKILL
 
 
 def run_on_ray(config: RunConfig, overrides: Sequence[str]) -> None:
     """Returns when training is over; exits after a signal, or with the learner's code if it failed."""
-    check(config)
+    check_job(config)
     with connected(config.launch.address):
         refuse_exposure(config, addresses())
         decided = layout(config, place(config, [as_node(node) for node in alive()]))
@@ -209,7 +210,7 @@ class RayJob:
         places = [RankPlace(rank.number, rank.node, rank.address, *rank.ports) for rank in self._ranks]
         listens = [listening(self._config, where, places, self._is_one_machine) for where in places]
         for rank, where, (settings, _) in zip(self._ranks, places, listens, strict=True):
-            arguments = ["learner", *self._overrides, f"run_dir={quoted(self._run_directory)}", *settings]
+            arguments = ["learner", *self._overrides, override("run_dir", self._run_directory), *settings]
             rank.start("seedrl", arguments, identity_of(self._config, where, places, self._is_one_machine))
         serving = 1 if self._config.ranks.separate else len(self._ranks)
         self._endpoints = [endpoint for _, endpoint in listens[:serving]]
