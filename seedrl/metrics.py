@@ -244,13 +244,9 @@ class LearningMetrics:
     publish_lag_seconds: Histogram = histogram(
         SECONDS, "Time from the end of an optimizer step to its weights being served, wherever that is"
     )
-    loss: dict[str, float] = gauges("part", ("total", "policy", "value"), "Parts of the loss, of a recent update")
-    entropy: float = gauge("Entropy of the policy, nats")
-    kl: float = gauge("KL divergence of the policy trained from the one that acted, nats")
-    clipped_rho: float = gauge("Share of importance weights above algorithm.rho_bar")
+    algorithm: dict[str, float] = gauges("value", (), "What the algorithm reports of a recent update")
     grad_norm: float = gauge("Norm of the gradient before clipping")
     learning_rate: float = gauge("Step size of the optimizer")
-    entropy_cost: float = gauge("Weight of the entropy bonus")
     checkpoint_seconds: Histogram = histogram(SECONDS, "Time to write a checkpoint")
     checkpoints_failed: int = counter("Checkpoints that could not be written")
     checkpoints_damaged: int = counter("Checkpoints found damaged when the run was resumed; the one before was used")

@@ -5,11 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from seedrl.config import AlgorithmConfig, LearnerConfig, Optimizer, store_sizes
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.config import LearnerConfig
 from seedrl.device import free_bytes
 from seedrl.errors import ConfigError, Mismatch
 from seedrl.specs import EnvSpec
-from seedrl.store import Store
+from seedrl.store import Store, StoreSizes
 
 COPIES = 3  # of the weights: the one that is trained and the two that serve by turns
 MIB = 2**20
@@ -35,7 +36,7 @@ def budget_of(config: LearnerConfig, spec: EnvSpec, model: nn.Module, core_size:
     parameters = sum(each.nbytes for each in model.parameters())
     weights = parameters + sum(each.nbytes for each in model.buffers())
     return Budget(
-        store=Store.bytes_needed(spec, **store_sizes(config, core_size)),
+        store=Store.bytes_needed(spec, StoreSizes.of(config, core_size)),
         weights=COPIES * weights,
         optimizer=(1 + _averages(config.algorithm)) * parameters,
     )
@@ -58,7 +59,8 @@ def check_budget(budget: Budget, device: torch.device) -> None:
 
 def check_store(config: LearnerConfig, device: torch.device, spec: EnvSpec) -> None:
     """Refuses an actor's spaces if the store alone would not fit."""
-    needed = Store.bytes_needed(spec, **store_sizes(config, core_size=max(2 * config.model.lstm, config.model.gru)))
+    sizes = StoreSizes.of(config, core_size=max(2 * config.model.lstm, config.model.gru))
+    needed = Store.bytes_needed(spec, sizes)
     free = free_bytes(device)
     if free is not None and needed > free:
         raise Mismatch(
