@@ -111,14 +111,14 @@ class Learner:
         algorithm, metrics = self._config.algorithm, self._metrics
         fraction = self._env_steps() / self._config.stop.env_steps
         metrics.learning_rate = linear(algorithm.learning_rate, algorithm.learning_rate_end, fraction)
-        metrics.entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, fraction)
+        entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, fraction)
         for group in self.optimizer.param_groups:
             group["lr"] = metrics.learning_rate
 
         weigh = self._together.weigh(unrolls)
         output, _ = self._together.model(unrolls.inputs, unrolls.core_state)
         unit = self._popart.unit if self._popart else 1.0
-        parts = weigh(vtrace_loss(unrolls, output, self._actions, algorithm, metrics.entropy_cost, unit))
+        parts = weigh(vtrace_loss(unrolls, output, self._actions, algorithm, entropy_cost, unit))
         timer.lap("forward")
         self.optimizer.zero_grad(set_to_none=True)
         self._together.backward(parts.total)
@@ -131,7 +131,7 @@ class Learner:
         self._stepped = time.monotonic()
         self._together.sync(metrics.updates)
         if metrics.updates % REPORT_EVERY == 1:
-            self._report(parts, grad_norm)
+            self._report(parts, grad_norm, entropy_cost)
         timer.lap("optimize")
 
     def _step_if_finite(self, parts: LossParts, grad_norm: Tensor) -> None:
@@ -160,11 +160,11 @@ class Learner:
     def has_diverged(self) -> bool:
         return self.skipped_in_a_row >= PATIENCE
 
-    def _report(self, parts: LossParts, grad_norm: Tensor) -> None:
+    def _report(self, parts: LossParts, grad_norm: Tensor, entropy_cost: float) -> None:
         """Copies to the host what people want to see of an update."""
         values = torch.stack([part.detach() for part in parts] + [grad_norm]).tolist()
         host = dict(zip([*LossParts._fields, "grad_norm"], values, strict=True))
-        metrics = self._metrics
-        metrics.loss.update({part: host[part] for part in metrics.loss})
-        metrics.entropy, metrics.kl = host["entropy"], host["kl"]
-        metrics.clipped_rho, metrics.grad_norm = host["clipped_rho"], host["grad_norm"]
+        losses = {"loss": host["total"], "policy_loss": host["policy"], "value_loss": host["value"]}
+        others = {name: host[name] for name in ("entropy", "kl", "clipped_rho")}
+        self._metrics.algorithm.update({**losses, **others, "entropy_cost": entropy_cost})
+        self._metrics.grad_norm = host["grad_norm"]

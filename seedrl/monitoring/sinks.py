@@ -29,6 +29,8 @@ TAGS = {
     "frames": "progress/frames",
     "updates": "progress/updates",
     "policy_lag": "progress/policy_lag",
+    "grad_norm": "optimizer/grad_norm",
+    "learning_rate": "optimizer/learning_rate",
     "steps_per_second": "speed/steps_per_second",
     "inference_batch": "speed/inference_batch",
     "learner_wait_fraction": "speed/learner_wait_fraction",

@@ -27,7 +27,7 @@ from seedrl.types import ModelInput, Unrolls
 
 SERVING, TRAINING = 0, 1  # ranks
 COUNTED = ("updates", "skipped_updates", "trained_steps", "unrolls_trained", "policy_lag", "publish_lag_seconds")
-SHOWN = ("entropy", "kl", "clipped_rho", "grad_norm", "learning_rate", "entropy_cost")  # gauges
+SHOWN = ("grad_norm", "learning_rate")  # gauges
 HERE = "checkpoint"  # the stage of the learner's time that is spent where checkpoints are written
 
 
@@ -81,7 +81,7 @@ class RemoteLearner:
     def _mirror(self, told: dict[str, Any]) -> None:
         metrics = self._metrics
         restore_totals(metrics, told["counted"])
-        metrics.loss.update(told["loss"])
+        metrics.algorithm.update(told["algorithm"])
         for name in SHOWN:
             setattr(metrics, name, told["shown"][name])
         self.skipped_in_a_row = told["skipped_in_a_row"]
@@ -128,7 +128,7 @@ def tell(ranks: Ranks, metrics: LearningMetrics, skipped_in_a_row: int) -> None:
     seconds = {stage: value for stage, value in totals["learner_seconds"].items() if stage != HERE}
     words = {
         "counted": {**{name: totals[name] for name in COUNTED}, "learner_seconds": seconds},
-        "loss": metrics.loss,
+        "algorithm": dict(metrics.algorithm),
         "shown": {name: getattr(metrics, name) for name in SHOWN},
         "skipped_in_a_row": skipped_in_a_row,
     }
