@@ -268,7 +268,11 @@ class LearningMetrics:
     updates: int = counter("Updates of the weights, skipped ones included")
     skipped_updates: int = counter("Updates left out because the loss or the gradient was not finite")
     trained_steps: int = counter("Steps trained on")
-    unrolls_trained: int = counter("Unrolls trained on; over seedrl_unrolls_made_total it is the reuse")
+    unrolls_trained: int = counter("Unrolls taken from the store to be trained on")
+    unroll_uses: int = counter(
+        "Unrolls of all gradient steps, so one counts each time it is trained on; over seedrl_unrolls_made_total it is "
+        "the reuse"
+    )
     learner_seconds: dict[str, float] = counters(
         "stage",
         LEARNER_STAGES,

@@ -249,6 +249,7 @@ def test_learner_passes_over_a_train_batch_are_updates_and_its_steps_count_once(
     assert parts.learner.update(timeout=0)
     assert parts.metrics.updates == 3
     assert parts.metrics.unrolls_trained == 2
+    assert parts.metrics.unroll_uses == 6
     assert parts.metrics.trained_steps == 6
     assert not same(weights(parts.learner.model), before)
     assert parts.store.ready == 0

@@ -46,7 +46,13 @@ def row_at(part: float) -> dict[str, Any]:
             "updates": int(4321 * part),
         },
         **{"episodes": int(900 * part), "return_mean_100": 40 * part - 21, "steps_per_second": 567.8 + 10 * part},
-        **{"updates_per_second": 1.25, "policy_lag": 2 + part, "learner_wait_fraction": 0.25, "store_fill": 0.4},
+        **{
+            "updates_per_second": 1.25,
+            "policy_lag": 2 + part,
+            "learner_wait_fraction": 0.25,
+            "store_fill": 0.4,
+            "reuse": 2.0,
+        },
         **{"backpressure_fraction": 0.03, "inference_batch": 20.0, **shares, **serving, **learner, **reported},
     }
 
@@ -191,7 +197,7 @@ def test_page_shows_a_run_at_one_look(seen: Node) -> None:
         "return": "Return19 → 18▲ +4 in 6 min",
         "rate": "Steps per second5782.31k frames/s",
         "steps": "Steps2M / 5M40%, 1 h 26 min left",
-        "updates": "Updates per second1.254.32k so far",
+        "updates": "Updates per second1.254.32k so far, reuse 2",
         "lag": "Policy lag3store 40% full",
         "wait": "Learner waits25%actors held back 3%",
     }

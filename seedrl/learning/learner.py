@@ -88,6 +88,7 @@ class Learner:
         for _ in range(self._config.algorithm.passes):
             metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
             self._train(unrolls, timer)
+            metrics.unroll_uses += unrolls.terminated.shape[1]
         metrics.trained_steps += unrolls.terminated[1:].numel()
         metrics.unrolls_trained += unrolls.terminated.shape[1]
         return True

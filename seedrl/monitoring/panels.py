@@ -368,9 +368,10 @@ PANELS = (
     Panel(
         "Reuse",
         AGE,
-        "Times each unroll is trained on: 1 for V-trace, apart from what waits in the store.",
+        "How often an unroll is trained on, on average: unrolls of all gradient steps over unrolls made. A queue has "
+        "algorithm.passes, apart from what waits in the store.",
         Unit.number,
-        ((f"{rate('unrolls_trained_total')} / {rate('unrolls_made_total')}", "trained / made"),),
+        ((f"{rate('unroll_uses_total')} / {rate('unrolls_made_total')}", "uses / made"),),
     ),
     Panel(
         "Actors",

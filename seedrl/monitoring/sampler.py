@@ -79,6 +79,7 @@ class Sampler:
             "steps_per_second": _ratio(change["env_steps"], seconds),
             "updates_per_second": _ratio(change["updates"], seconds),
             "policy_lag": _ratio(change["policy_lag/sum"], change["policy_lag/count"]),
+            "reuse": _ratio(change["unroll_uses"], change["unrolls_made"]),
             "inference_batch": _ratio(change["rows"], change["batches"]),
             "act_latency_seconds": latency,
             "round_trip_seconds": round_trip,

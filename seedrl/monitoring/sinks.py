@@ -29,6 +29,7 @@ TAGS = {
     "frames": "progress/frames",
     "updates": "progress/updates",
     "policy_lag": "progress/policy_lag",
+    "reuse": "progress/reuse",
     "grad_norm": "optimizer/grad_norm",
     "learning_rate": "optimizer/learning_rate",
     "steps_per_second": "speed/steps_per_second",

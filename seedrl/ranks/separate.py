@@ -26,7 +26,10 @@ from seedrl.store import Store
 from seedrl.types import ModelInput, Unrolls
 
 SERVING, TRAINING = 0, 1  # ranks
-COUNTED = ("updates", "skipped_updates", "trained_steps", "unrolls_trained", "policy_lag", "publish_lag_seconds")
+COUNTED = (
+    *("updates", "skipped_updates", "trained_steps", "unrolls_trained", "unroll_uses"),
+    *("policy_lag", "publish_lag_seconds"),
+)
 SHOWN = ("grad_norm", "learning_rate")  # gauges
 HERE = "checkpoint"  # the stage of the learner's time that is spent where checkpoints are written
 
