@@ -98,6 +98,7 @@ class Learner:
         for batch in self._algorithm.batches(unrolls):
             metrics.policy_lag.observe_all(metrics.updates - batch.policy_version[:-1])
             loss = self._step(batch, timer)
+            metrics.unroll_uses += batch.terminated.shape[1]
             if loss.priority is not None:
                 self._prefer(batch.ticket, loss.priority)
         metrics.trained_steps += unrolls.terminated[1:].numel()

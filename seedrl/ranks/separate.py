@@ -24,7 +24,10 @@ from seedrl.specs import EnvSpec
 from seedrl.types import Ticket, Unrolls
 
 SERVING, TRAINING = 0, 1  # ranks
-COUNTED = ("updates", "skipped_updates", "trained_steps", "unrolls_trained", "policy_lag", "publish_lag_seconds")
+COUNTED = (
+    *("updates", "skipped_updates", "trained_steps", "unrolls_trained", "unroll_uses"),
+    *("policy_lag", "publish_lag_seconds"),
+)
 SHOWN = ("grad_norm", "learning_rate")  # gauges
 HERE = "checkpoint"  # the stage of the learner's time that is spent where checkpoints are written
 

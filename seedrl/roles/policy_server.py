@@ -21,7 +21,7 @@ from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.monitoring.monitor import actor_status
 from seedrl.policy import Policy
-from seedrl.run.budget import Budget, check_budget
+from seedrl.run.budget import check_budget, serving_budget
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
 from seedrl.run.snapshot import load_weights, spec_of
@@ -82,8 +82,7 @@ class PolicyServer:
         load_weights(self._model, checkpoint)
         core_size = core_size_of(self._model)
         sizes = StoreSizes.of(config, core_size)._replace(capacity=0)
-        weights = 3 * sum(each.nbytes for each in self._model.parameters())
-        check_budget(Budget(Store.bytes_needed(spec, sizes), weights, optimizer=0), device)
+        check_budget(serving_budget(spec, self._model, sizes), device)
         self.policy = Policy(self._model, version=_version(checkpoint))
         self.inference.build(
             self.policy,

@@ -170,6 +170,17 @@ class Request:
         return len(self.slots)
 
 
+def check_message_size(config: LearnerConfig, spec: EnvSpec) -> None:
+    """Raise Mismatch if the rows of a group do not fit a message."""
+    largest = group_size(config) * (spec.row_bytes + OTHER_BYTES) + 1024
+    limit = config.serving.max_message_mb * 1024 * 1024
+    if largest > limit:
+        raise Mismatch(
+            f"spaces: of {spec}, a group takes {largest} bytes and messages may have {limit}; "
+            "raise serving.max_message_mb or actors.groups on the learner"
+        )
+
+
 def session_seed(run_seed: int, resumed_at: int, session_id: int, rank: int = 0) -> int:
     """Seeds a session's environments: unlike any other session's, also before a resume; the same if a run is repeated.
 
@@ -290,13 +301,7 @@ class SessionTable:
 
     def agree(self, spec: EnvSpec) -> None:
         """The first spaces announced become everybody's."""
-        largest = group_size(self.config) * (spec.row_bytes + OTHER_BYTES) + 1024
-        limit = self.config.serving.max_message_mb * 1024 * 1024
-        if largest > limit:
-            raise Mismatch(
-                f"spaces: of {spec}, a group takes {largest} bytes and messages may have {limit}; "
-                "raise serving.max_message_mb or actors.groups on the learner"
-            )
+        check_message_size(self.config, spec)
         if not self.spec.done():
             self.check_spec(spec)
             self.spec.set_result(spec)
