@@ -10,7 +10,7 @@ from seedrl.config import Engine, LaunchConfig, RoleConfig, RunConfig
 from seedrl.errors import ConfigError
 from seedrl.job import Job
 from seedrl.launching.environment import variables
-from seedrl.ranks.identity import Identity, identity
+from seedrl.run.identity import Identity, identity
 from tests.readme import ROOT
 
 

@@ -1,16 +1,37 @@
 """The end of a process: whether, how and why it stops, and the signals that request it. Knows nothing of what stops."""
 
+import math
 import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from seedrl.config import StopConfig
 from seedrl.errors import RankLost
-from seedrl.ranks.agreement import Progress
+from seedrl.metrics import ServingMetrics
 
 EPISODES = 100  # a mean return of fewer is too noisy to stop for
+
+
+class Progress(NamedTuple):
+    """How far a run is, or one rank's part of it."""
+
+    env_steps: int = 0
+    episodes: int = 0
+    return_sum: float = 0.0  # of the last hundred episodes, or of a rank's share of them
+    return_count: int = 0
+
+    @property
+    def return_mean(self) -> float | None:
+        return self.return_sum / self.return_count if self.return_count else None
+
+    @classmethod
+    def of(cls, serving: ServingMetrics, ranks: int = 1) -> "Progress":
+        """Return this process's part; of the last hundred episodes each of `ranks` counts its share."""
+        newest = list(serving.returns.copy())  # the server thread may add to it
+        returns = newest[-math.ceil(EPISODES / ranks) :]
+        return cls(serving.env_steps, serving.episodes, sum(returns), len(returns))
 
 
 class Stop:
@@ -36,6 +57,12 @@ class Stop:
             self.status, self.reason = status, reason
             self._event.set()
         self._on_stop()
+
+    def ask_if_done(self, reason: str) -> bool:
+        """Ask to stop because the goal is reached, unless the reason is empty; return whether it is reached."""
+        if reason:
+            self.ask("done", reason)
+        return bool(reason)
 
     def fail(self, failure: BaseException) -> None:
         """Stop with a failure, which makes an orderly stop that is under way a failure, too."""
