@@ -19,7 +19,7 @@ from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.launching.children import Child, Crashes, Process, signal_of, start_module
 from seedrl.launching.environment import variables
 from seedrl.launching.overrides import override
-from seedrl.launching.torchrun import codes_of_newest_attempt, noted_codes
+from seedrl.launching.torchrun import failed_codes, failed_codes_of_newest_attempt
 from seedrl.run.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.run.directory import RunDirectory
 from seedrl.status import DRAINED
@@ -59,7 +59,7 @@ class Supervisor:
         self._learner_crashes = Crashes(config.max_restarts, SLOWEST_LEARNER)
         self._listen = _with_a_port(config.listen, config.ranks.count)
         self._has_torchrun = config.launch.engine is Engine.torchrun
-        self._hopeless: int | None = None  # exit code of a rank that torchrun must not try again
+        self._fatal_code: int | None = None  # exit code of a rank that torchrun must not try again
         self._learner = Child(LEARNER, self._start_learner)
         self._actors: dict[int, Child] = {}
         self._released: dict[int, float] = {}  # actors that the learner has no use for, and when they have to be gone
@@ -73,7 +73,7 @@ class Supervisor:
         """Returns when training is over; exits after a signal, or with the learner's code if it failed."""
         with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
             self._address = f"unix:{private}/learner.sock"  # for its own actors, also if others come over the network
-            self._notes = Path(private) / "torchrun"
+            self._error_files = Path(private) / "torchrun"
             self._forward_signals()
             try:
                 self._learner.start()
@@ -119,17 +119,17 @@ class Supervisor:
         if not self._has_torchrun:
             return code
         if code is None:
-            self._stop_if_hopeless()
-        elif self._hopeless is not None:
-            return self._hopeless
+            self._stop_if_fatal()
+        elif self._fatal_code is not None:
+            return self._fatal_code
         elif self._signalled_at and self._context.read_or_new().state is State.DONE:  # so rank 0 has ended cleanly
-            return min(codes_of_newest_attempt(self._notes), default=0)
+            return min(failed_codes_of_newest_attempt(self._error_files), default=0)
         return code
 
-    def _stop_if_hopeless(self) -> None:
-        hopeless = noted_codes(self._notes) & FATAL_CODES.keys()
-        if hopeless and self._hopeless is None and self._learner.process is not None:
-            self._hopeless = min(hopeless)
+    def _stop_if_fatal(self) -> None:
+        hopeless = failed_codes(self._error_files) & FATAL_CODES.keys()
+        if hopeless and self._fatal_code is None and self._learner.process is not None:
+            self._fatal_code = min(hopeless)
             self._learner.process.terminate()
 
     def _is_worth_restarting(self, code: int) -> bool:
@@ -254,7 +254,7 @@ class Supervisor:
         command = ["seedrl", "learner"]
         if self._has_torchrun:
             command = ["seedrl.launching.torchrun", f"{self._config.ranks.count}", f"{self._config.max_restarts}"]
-            command.append(str(self._notes))
+            command.append(str(self._error_files))
         environment = variables(self._config.launch, self._config.launch.learner)
         process = start_module(*command, *self._overrides, *settings, env=environment)
         self._learner_pids.add(process.pid)

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-NOTE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun wants a failing process to say why
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun wants a failing process to say why
 # Where ranks meet is new with every restart: in a store that outlives them they would find the addresses of the dead
 # (https://github.com/pytorch/pytorch/issues/135712).
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -28,22 +28,22 @@ def is_under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
     return "TORCHELASTIC_RUN_ID" in environment
 
 
-def leave_note(words: str, code: int, environment: Mapping[str, str] = os.environ) -> None:
+def write_error_file(words: str, code: int, environment: Mapping[str, str] = os.environ) -> None:
     """Why this process is going to end, if torchrun has started it."""
-    if NOTE_VARIABLE not in environment:
+    if ERROR_FILE_VARIABLE not in environment:
         return
     about = {"errorCode": code, "timestamp": str(int(time.time()))}
     note = {"message": {"message": words, "errorCode": code, "extraInfo": about}}
     with contextlib.suppress(OSError):
-        Path(environment[NOTE_VARIABLE]).write_text(json.dumps(note))
+        Path(environment[ERROR_FILE_VARIABLE]).write_text(json.dumps(note))
 
 
-def noted_codes(notes: Path) -> set[int]:
+def failed_codes(notes: Path) -> set[int]:
     """Return the exit codes of all ranks that have failed by themselves, in whichever attempt."""
     return _codes(notes.glob("*/attempt_*/*/error.json"))
 
 
-def codes_of_newest_attempt(notes: Path) -> set[int]:
+def failed_codes_of_newest_attempt(notes: Path) -> set[int]:
     """Return the exit codes of the ranks that have failed by themselves since torchrun last started them."""
     attempts = sorted(notes.glob("*/attempt_*"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     return _codes(attempts[-1].glob("*/error.json")) if attempts else set()
