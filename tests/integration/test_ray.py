@@ -288,7 +288,7 @@ def test_job_grows_while_the_learner_waits_and_shrinks_once_it_does_not(cluster:
     eventually(lambda: set(job.hosts) == {"learner", "actor-0"}, 150.0)
     eventually(lambda: room_taken() == 2)
     assert job.hosts == first
-    assert "the learner can do with 1 actors: ending actor-2" in job.process.err
+    assert "the learner needs only 1 actors: ending actor-2" in job.process.err
     job.process.signal(signal.SIGTERM)
     assert job.process.wait() == 0, job.process.err
     eventually(lambda: room_taken() == 0)
