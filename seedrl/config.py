@@ -31,7 +31,7 @@ class Device(Enum):
 
 
 class Engine(Enum):
-    """What starts the processes of a run and restarts them."""
+    """The program that starts the processes of a run and restarts them."""
 
     local = "local"
     torchrun = "torchrun"
@@ -40,7 +40,7 @@ class Engine(Enum):
 
 
 class Placement(Enum):
-    """Where actors go; several hold at once."""
+    """Rules for where actors go; several may apply at once."""
 
     collocate = "collocate"
     spread = "spread"
@@ -146,13 +146,13 @@ class SecurityConfig:
 
 @dataclass
 class RanksConfig:
-    """Several learner processes that train one model together. docs/scaling.md has the whole of it."""
+    """Several learner processes that train one model together; docs/scaling.md explains them."""
 
-    count: int = key(1, "learner processes, each with an endpoint, actors and a store of its own")
-    sync_every: int = key(1, "1 averages gradients in every update; k averages weights after k updates of one's own")
-    separate: bool = key(False, "two processes: rank 0 serves and records, rank 1 trains and sends the weights back")
-    advertise: str = key("", "HOST[:PORT] by which actors of other machines reach this rank; empty for listen")
-    timeout: float = key(60.0, "seconds without a word of another rank until a rank gives up")
+    count: int = key(1, "learner processes that train one model, each with its own address, actors and store")
+    sync_every: int = key(1, "1 averages gradients in every update; k averages weights after every k separate updates")
+    separate: bool = key(False, "use two processes: rank 0 serves and records, rank 1 trains and sends weights back")
+    advertise: str = key("", "HOST[:PORT] at which actors on other machines reach this rank; empty for listen")
+    timeout: float = key(60.0, "seconds that a rank waits for another before it fails")
 
 
 @dataclass
@@ -189,35 +189,36 @@ class LearnerConfig:
 
 @dataclass
 class RoleConfig:
-    """What one process of a role needs, where machines are shared out by an engine."""
+    """The resources that one process of a role needs; Ray and Kubernetes place it by them."""
 
-    cpus: float = key(1.0, "cores, or a fraction of one")
-    gpus: float = key(0.0, "accelerators; a fraction shares one")
-    memory_gb: float = key(0.0, "GiB of memory; 0 leaves it to the engine")
-    env: dict[str, str] = key({}, "environment variables, over those of launch.env and of this process")
-    selector: dict[str, str] = key({}, "labels that its machine has to have")
+    cpus: float = key(1.0, "cores of each process; fractions are allowed")
+    gpus: float = key(0.0, "accelerators of each process; on Ray a fraction shares one")
+    memory_gb: float = key(0.0, "GiB of memory of each process; 0 reserves and limits nothing")
+    env: dict[str, str] = key({}, "environment variables of this role; they win over launch.env")
+    selector: dict[str, str] = key({}, "labels that the machine must have, e.g. {pool: gpu}")
 
 
 @dataclass
 class LaunchConfig:
-    """Which engine runs the processes of a job, and where."""
+    """The engine that runs the processes of a job, and where they go."""
 
     engine: Engine = key(Engine.local, "local | torchrun | ray | kubernetes")
-    name: str = key("", "name of the job; empty for the environment's")
+    name: str = key("", "name of the job in the cluster; empty for the name of the environment")
     learner: RoleConfig = group(RoleConfig)
     actor: RoleConfig = group(RoleConfig)
     placement: list[Placement] = key(
         [], "collocate puts actors only where a rank is; spread uses as many machines as possible; both may be given"
     )
     per_node: int = key(0, "most actors on one machine; 0 for any number")
-    env: dict[str, str] = key({}, "environment variables of every process")
-    address: str = key("", "ray: HOST:PORT of a cluster, or auto; empty for a new one on this machine")
-    security: SecurityConfig = group(SecurityConfig)  # ray: of actors, which may be on other machines than the learner
-    image: str = key("seedrl", "kubernetes: image without the ending -learner or -actor, and its tag after a colon")
-    namespace: str = key("default", "kubernetes: namespace")
-    storage_gb: float = key(10.0, "kubernetes: GiB of the claim for the run directory")
+    env: dict[str, str] = key({}, "environment variables of every process, e.g. {TZ: UTC}")
+    address: str = key("", "ray: HOST:PORT of a cluster, or auto to find a local one; empty starts one on this machine")
+    security: SecurityConfig = group(SecurityConfig)  # ray: for actors, which may be on other machines
+    image: str = key("seedrl", "kubernetes: image as NAME:TAG; -learner or -actor is added to the name")
+    namespace: str = key("default", "kubernetes: namespace of the job")
+    storage_gb: float = key(10.0, "kubernetes: GiB of the volume for the run directory")
     storage_class: str = key(
-        "", "kubernetes: storage class of that claim, which several ranks mount at once; empty for the cluster's"
+        "",
+        "kubernetes: storage class of that volume, ReadWriteMany for several ranks; empty for the cluster's default",
     )
 
 
@@ -231,9 +232,9 @@ class RunConfig(LearnerConfig):
 
 @dataclass
 class RenderConfig(RunConfig):
-    """Settings of `seedrl render`: the job, and where its files go."""
+    """Settings of `seedrl render`: those of the job, and the directory to write to."""
 
-    out: str = key(MISSING, "directory for the manifests; only files that `seedrl render` wrote are overwritten")
+    out: str = key(MISSING, "directory to write manifests to; it overwrites only files that `seedrl render` wrote")
 
 
 @dataclass

@@ -8,7 +8,7 @@ from seedrl.metrics import LearningMetrics, ServingMetrics, totals_of
 from seedrl.ranks.settings import generator_seed, shard_of
 from seedrl.run.identity import Identity, identity
 from seedrl.run.totals import RETURNS_KEPT, counts_of, joined, restore_counters, score_of
-from seedrl.wire.address import address_of
+from seedrl.wire.address import address_of_rank
 
 
 def config_of(ranks: int, **settings: str) -> LearnerConfig:
@@ -57,7 +57,7 @@ def test_shard_of_another_number_of_ranks_than_there_are_is_refused(count: int, 
     ],
 )
 def test_address_of_a_rank_follows_from_that_of_rank_0(address: str, rank: int, expected: str) -> None:
-    assert address_of(address, rank) == expected
+    assert address_of_rank(address, rank) == expected
 
 
 def test_generators_differ_between_ranks_and_lives_and_rank_0_has_that_of_a_run_of_one() -> None:

@@ -13,7 +13,7 @@ from seedrl.config import Display, LearnerConfig, ReportConfig, available_cores
 from seedrl.errors import require
 from seedrl.run.directory import RunDirectory
 from seedrl.run.identity import Identity
-from seedrl.wire.address import address_of
+from seedrl.wire.address import address_of_rank
 
 
 def shard_of(config: LearnerConfig, identity: Identity) -> LearnerConfig:
@@ -32,9 +32,9 @@ def _further(config: LearnerConfig, local_rank: int) -> LearnerConfig:
     """Rank 0 writes and shows what a run has once. Ranks of one machine have ports in a row."""
     return replace(
         config,
-        listen=address_of(config.listen, local_rank),
-        socket=config.socket and address_of(config.socket, local_rank),
-        metrics=config.metrics if config.metrics in ("", "auto") else address_of(config.metrics, local_rank),
+        listen=address_of_rank(config.listen, local_rank),
+        socket=config.socket and address_of_rank(config.socket, local_rank),
+        metrics=config.metrics if config.metrics in ("", "auto") else address_of_rank(config.metrics, local_rank),
         display=config.display if config.display is Display.none else Display.plain,
         report=ReportConfig(),
     )
