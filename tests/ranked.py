@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.config import AlgorithmConfig, ModelConfig, Optimizer
+from seedrl.algorithms.build import build_algorithm
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.config import ModelConfig
 from seedrl.learning.learner import Learner
 from seedrl.models.build import build_model
 from seedrl.ranks.group import Ranks
-from seedrl.ranks.separate import SERVING, TRAINING, Inbox, Outbox, RemoteLearner, tell
+from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Outbox, RemoteLearner
 from seedrl.run.identity import identity
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, record, weights
@@ -89,7 +91,7 @@ def train(case: Case, parts: LearnerParts, part_of: int, rank: int) -> dict[str,
                 parts.learner.assist(parts.store.blank(case.share))
                 parts.store.take(case.share, timeout=0)
             elif part == rank:
-                assert parts.learner.update()
+                assert parts.update()
             else:
                 parts.store.take(case.share, timeout=0)
         seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner.model).items()}
@@ -123,19 +125,20 @@ def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
     """Rank 0's side: what it serves after every update that rank 1 has made on its unrolls."""
     parts = case.parts(case.share * WORLD)
     batch_size = parts.config.algorithm.batch_size
-    courier = RemoteLearner(ranks, parts.learner.model, parts.store, parts.policy, parts.metrics, batch_size)
+    remote = RemoteLearner(ranks, parts.learner.model, parts.metrics)
     seen = {}
     for update in range(UPDATES):
-        record(parts.store, courier.model, case.spec, batch_size, seed=update, policy_version=parts.policy.version)
-        assert courier.has_batch(timeout=0)
-        assert courier.update()
-        courier.publish()
+        record(parts.store, remote.model, case.spec, batch_size, seed=update, policy_version=parts.policy.version)
+        unrolls = parts.store.take(batch_size, timeout=0)
+        assert unrolls is not None
+        remote.train(unrolls)
+        remote.publish(parts.policy)
         with parts.policy.read() as (model, version):
             seen |= {f"{update}/{name}": tensor for name, tensor in weights(model).items()}
         metrics = parts.metrics
         seen[f"{update}/counted"] = torch.tensor([version, metrics.updates, metrics.unrolls_trained])
         seen[f"{update}/lag"] = torch.tensor([metrics.policy_lag.sum, metrics.learning_rate])
-    seen["tensors"] = torch.tensor(len(courier.tensors()))
+    seen["tensors"] = torch.tensor(len(remote.tensors()))
     seen["publish_lags"] = torch.tensor(parts.metrics.publish_lag_seconds.count)
     return seen
 
@@ -146,16 +149,15 @@ def train_apart(case: Case, ranks: Ranks) -> None:
     learner = Learner(
         parts.config,
         parts.learner.model,
-        Actions(case.spec),
-        Inbox(ranks, case.spec, torch.device("cpu")),
-        Outbox(ranks),
+        build_algorithm(parts.config.algorithm, Actions(case.spec), parts.learner.model),
         parts.metrics,
         env_steps=lambda: 100 * (parts.metrics.updates // 2),
+        prefer=lambda ticket, priority: None,
     )
+    mirrored, inbox = MirroredLearner(ranks, learner, parts.metrics), Inbox(ranks, case.spec, torch.device("cpu"))
     for _ in range(UPDATES):
-        assert learner.update()
-        tell(ranks, parts.metrics, learner.skipped_in_a_row)
-        learner.publish()
+        mirrored.train(inbox.take(parts.config.algorithm.batch_size, timeout=0))
+        mirrored.publish(Outbox(ranks))
     ranks.share_tensors(learner.tensors(), TRAINING)
 
 
@@ -166,8 +168,8 @@ def train_in_one(case: Case) -> dict[str, Tensor]:
     for update in range(UPDATES):
         parts.steps = 100 * update
         parts.record(seed=update, policy_version=parts.policy.version)
-        assert parts.learner.update()
-        parts.learner.publish()
+        assert parts.update()
+        parts.learner.publish(parts.policy)
         seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner.model).items()}
         metrics = parts.metrics
         seen[f"{update}/counted"] = torch.tensor([parts.policy.version, metrics.updates, metrics.unrolls_trained])

@@ -13,11 +13,13 @@ from seedrl.actions import Actions
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.rows import RESET, Rows
+from seedrl.selectors import Entries, Fifo
 from seedrl.serving.inference import Answer, Inference
+from seedrl.serving.seats import Seat, Seats
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import FinishedEpisodes, Slots
 from seedrl.specs import EnvSpec
-from seedrl.store import Store
+from seedrl.store import Store, StoreSizes
 from tests.fakes import TinyModel
 
 CPU = torch.device("cpu")
@@ -48,6 +50,18 @@ def make_model(spec: EnvSpec, core_size: int = 0) -> TinyModel:
         return TinyModel(spec, core_size)
 
 
+class CountingFifo(Fifo):
+    """Counts the unrolls that were handed over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added = 0
+
+    def add(self, entries: Entries) -> None:
+        super().add(entries)
+        self.added += len(entries)
+
+
 class Rig:
     """`run` gives a batch of requests to inference and returns the actions each of them got."""
 
@@ -61,49 +75,44 @@ class Rig:
         unroll_length: int = 4,
         frame_stack: int = 1,
         seed: int = 0,
-        greedy: bool = True,
+        overlap: int = 1,
     ) -> None:
         self.model = model if model is not None else make_model(stacked(spec, frame_stack))
         core_size = int(self.model.core_size)
         self.policy = Policy(self.model, version=0)
         self.metrics = ServingMetrics()
         self.slots = Slots(slots, Actions(spec), frame_stack, core_size, CPU)
-        self.store = Store(
-            spec,
-            slots=slots,
-            capacity=capacity,
-            unroll_length=unroll_length,
-            frame_stack=frame_stack,
-            core_size=core_size,
-            device=CPU,
-        )
+        self.seats = Seats(slots)
+        self.selector = CountingFifo()
+        sizes = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
+        self.store = Store(spec, self.selector, sizes, CPU)
         self.answers: list[Answer] = []
         self.evaluated: list[FinishedEpisodes] = []
         self.inference = Inference(
             self.policy,
             Actions(spec),
             self.slots,
+            self.seats,
             self.store,
             self.metrics,
             generator=torch.Generator().manual_seed(seed),
             device=CPU,
             answer=self.answers.extend,
-            greedy=greedy,
             on_evaluated=self.evaluated.append,
         )
         self._sessions = 0
         self._requests = 0
 
-    def join(self, slots: Sequence[int], evaluates: Sequence[bool] | None = None) -> Session:
-        """A new session with these slots, some for evaluation; whoever had them before is not told."""
+    def join(self, slots: Sequence[int], seats: Sequence[Seat] | None = None) -> Session:
+        """Return a new session with these slots and seats; the session that had them before does not end."""
         self._sessions += 1
         n = len(slots)
+        self.seats.assign(np.array(slots, np.int64), seats or [Seat()] * n)
         return Session(
             id=self._sessions,
             name="actor",
             slots=np.array(slots, np.int64),
             expects=np.full(n, RESET, np.uint8),
-            evaluates=None if evaluates is None else np.array(evaluates, np.bool_),
         )
 
     def request(self, session: Session, rows: Rows) -> Request:

@@ -159,7 +159,7 @@ class RunningLearner(InThread):
         return summary
 
     def living_threads(self) -> list[str]:
-        threads = [self.service.learner_thread, self.service.server._thread]
+        threads = [self.service.training.thread, self.service.inference.server._thread]
         return [thread.name for thread in threads if thread.is_alive()]
 
 

@@ -86,7 +86,7 @@ def test_checking_costs_at_most_two_percent_of_a_step(start_learner: StartLearne
     envs = 32
     learner = start_learner(serving__max_slots=envs, actors__envs=envs)
     with RawActor(learner.address) as raw:
-        session = learner.service.sessions.open[raw.join().session_id]
+        session = learner.service.inference.sessions.open[raw.join().session_id]
         trips = []
         for number in range(300):
             rows = make_rows(range(envs), flags=0 if number else RESET)
@@ -156,14 +156,14 @@ class FrozenService(LearnerProcess):
 
     def _build(self, spec: Any) -> None:
         super()._build(spec)
-        run = self.batches._inference.run
+        run = self.inference.batches._inference.run
 
         def frozen(requests: Any) -> None:
             self.stands_still.set()
             assert self.gate.wait(DEADLINE)
             run(requests)
 
-        self.batches._inference.run = frozen  # type: ignore[method-assign]
+        self.inference.batches._inference.run = frozen  # type: ignore[method-assign]
 
 
 def test_client_is_slowed_by_flow_control_while_the_server_thread_stands_still(start_learner: StartLearner) -> None:

@@ -141,7 +141,7 @@ def test_client_that_never_reads_costs_little_and_is_sent_away(
     learner.steps_on()
     with RawActor(learner.address) as raw:
         number = raw.join().session_id
-        session = learner.service.sessions.open[number]
+        session = learner.service.inference.sessions.open[number]
         before = rss()
         for request_id in range(10_000):
             promptly(lambda: session.in_flight == 0 or not session.alive)

@@ -88,13 +88,13 @@ class ColdService(LearnerProcess):
 
     def _build(self, spec: Any) -> None:
         super()._build(spec)
-        warm_up = self.inference.warm_up
+        warm_up = self.inference._inference.warm_up
 
         def noted(rows: int) -> None:
             warm_up(rows)
             self.was_ready = self.monitor.is_ready
 
-        self.inference.warm_up = noted  # type: ignore[method-assign]
+        self.inference._inference.warm_up = noted  # type: ignore[method-assign]
 
 
 def test_health_is_ready_only_after_restoring_and_warming_up(
@@ -163,7 +163,7 @@ def test_health_of_an_idle_learner_stays_live(
     actor = start_actor(learner.address)
     trained(learner)
     actor.stop()
-    eventually(lambda: not learner.service.sessions.open)
+    eventually(lambda: not learner.service.inference.sessions.open)
     rows = learner.service.serving.rows
     waited = itertools.count()
     eventually(lambda: next(waited) > 100)  # a second or so

@@ -90,9 +90,9 @@ def test_call_without_a_valid_token_is_refused_whatever_it_calls_before_anything
         seen = {outcome(channel, method, metadata) for method in METHODS for metadata in shown}
     assert seen == {(grpc.StatusCode.UNAUTHENTICATED, str(REFUSAL))}
     assert learner.service.serving.sessions_refused["unauthenticated"] == len(METHODS) * len(shown)
-    assert learner.service.sessions.slots_taken == 0
-    assert not learner.service.sessions.open
-    assert not learner.service.server._outboxes
+    assert learner.service.inference.sessions.slots_taken == 0
+    assert not learner.service.inference.sessions.open
+    assert not learner.service.inference.server._outboxes
 
 
 def test_call_with_a_valid_token_is_answered_by_every_service(
