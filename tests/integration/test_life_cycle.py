@@ -16,7 +16,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torch import Tensor
 
-from seedrl.errors import ConfigError, Diverged
+from seedrl.errors import ConfigError, Diverged, RunDirectoryError, ThreadDied
 from seedrl.roles.learner import LearnerProcess
 from seedrl.run import checkpoint as files
 from seedrl.run.context import LEARNER, ContextFile, State
@@ -268,6 +268,39 @@ def test_learner_on_a_full_disk_trains_on_with_its_old_checkpoint_and_saves_agai
     assert [path.name for path in directory.iterdir() if path.name.startswith(".")] == []
     assert files.load_newest(directory, pytest.fail) is not None
     assert context_of(learner).read().state is State.DONE
+
+
+# A failure while it stops.
+
+
+def test_learner_whose_last_checkpoint_cannot_be_written_fails(
+    start_learner: StartLearner, start_actor: StartActor, tmp_path: Path
+) -> None:
+    learner = start_learner(run_dir=str(tmp_path / "run"), checkpoint__seconds=1e9)
+    start_actor(learner.address)
+    trained(learner, updates=2)
+    (tmp_path / "run/checkpoints").write_text("a file where the directory of checkpoints should be")
+    learner.service.stop.ask("interrupted", "the test is over")
+    with pytest.raises(RunDirectoryError, match="the last checkpoint could not be written"):
+        learner.join()
+    assert context_of(learner).read().state is State.FAILED
+
+
+def test_learner_whose_thread_dies_after_it_was_asked_to_stop_fails(
+    start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = start_learner()
+    start_actor(learner.address)
+    trained(learner, updates=2)
+
+    def stopping(*_: Any) -> None:
+        learner.service._thread_died(ArithmeticError("no such luck"))
+
+    monkeypatch.setattr(learner.service, "_save_last", stopping)
+    learner.service.stop.ask("interrupted", "the test is over")
+    with pytest.raises(ThreadDied, match="no such luck"):
+        learner.join()
+    assert context_of(learner).read().state is State.FAILED
 
 
 # Updates that are not finite.
