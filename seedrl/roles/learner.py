@@ -79,11 +79,10 @@ class LearnerProcess:
         self.display = ProgressDisplay(config, console(self._log()), identity)
         self.saver = Saver(config.checkpoint, self.run_directory.checkpoints, self.learning, say=self.display.say)
         self.checkpoint = share_checkpoint(self.ranks, self.saver.load() if identity.is_first else None)
-        self.resumed_at = self.checkpoint.state["learning"]["updates"] if self.checkpoint is not None else 0
         self.front = InferenceService(
             config,
             self.serving,
-            job_seed=partial(session_seed, config.seed, self.resumed_at, rank=identity.rank),
+            job_seed=partial(session_seed, config.seed, self.run_directory.earlier_processes, rank=identity.rank),
             on_failure=self._thread_died,
             say=self.display.say,
             describe=lambda: self.monitor.status(),
@@ -119,6 +118,7 @@ class LearnerProcess:
             newest_checkpoint=lambda: self.saver.newest,
             desired_actors=lambda: self.monitor.desired_actors,
             progress=self._shown_progress,
+            incarnation=self.run_directory.earlier_processes + 1,
         )
         self.learner_thread = threading.Thread(target=self._run_learner, name="learner", daemon=True)
         self.seconds_before = 0.0  # of this run, in earlier processes
@@ -230,7 +230,8 @@ class LearnerProcess:
         check_budget(budget, device)
         self.store = Store(spec, **store_sizes(config, core_size), device=device)
         rank = self.ranks.identity.rank
-        generator = torch.Generator(device).manual_seed(generator_seed(config.seed, rank, self.resumed_at))
+        seed = generator_seed(config.seed, rank, self.run_directory.earlier_processes)
+        generator = torch.Generator(device).manual_seed(seed)
         policy = Policy(model, version=0)
         self.policy = policy
         self.learner = self._learner(model, actions, policy)
@@ -271,7 +272,7 @@ class LearnerProcess:
     def _restore(self) -> None:
         """Takes up the newest checkpoint of the run directory, or the weights of `init_from`; those are rank 0's."""
         if self.checkpoint is not None:
-            self.seconds_before = self.resumable.restore(self.checkpoint, self.ranks.is_first)
+            self.seconds_before = self.resumable.restore(self.checkpoint, self.display.say, self.ranks.is_first)
             self.display.say(f"learner: resumed at {self.serving.env_steps:,} steps, {self.learning.updates:,} updates")
         elif self.config.init_from and self.ranks.is_first:
             load_weights(self.learner.model, initial_weights(self.config.init_from, warn=self.display.say))

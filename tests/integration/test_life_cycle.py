@@ -207,6 +207,18 @@ def refused_second_learner(tmp_path: Path, address: str) -> float:
     return time.monotonic() - began
 
 
+def test_learners_of_a_run_without_a_newer_checkpoint_seed_their_environments_differently(
+    start_learner: StartLearner,
+) -> None:
+    """A crash must not make the run train on the very episodes that it has already seen."""
+    seeds = []
+    for _ in range(3):
+        learner = start_learner()
+        seeds += [learner.service.sessions.job_seed(session) for session in (1, 2)]
+        learner.stop()
+    assert len(set(seeds)) == 6
+
+
 def test_second_learner_on_a_port_is_refused_within_a_second(start_learner: StartLearner, tmp_path: Path) -> None:
     """C11."""
     took = refused_second_learner(tmp_path, start_learner().address)
