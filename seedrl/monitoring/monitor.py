@@ -122,7 +122,7 @@ class Monitor:
             "store_fill": self._store.ready / self._store.capacity,
             "bottleneck": self._verdict.bottleneck,
         }
-        row["desired_actors"] = self._demand.look(row, self._verdict.bottleneck)
+        row["desired_actors"] = self._demand.update(row, self._verdict.bottleneck)
         self._looks.append(now)
         if is_last or now["time"] - self._written >= (ROW_SECONDS if now["time"] > EARLY_SECONDS else 0.0):
             self._written = now["time"]
