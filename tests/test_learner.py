@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from seedrl.learning.losses import LossParts
 
 from seedrl.config import AlgorithmConfig, Optimizer
 from seedrl.learning.learner import PATIENCE, REPORT_EVERY
-from seedrl.learning.losses import LossParts
 from tests.builders import LearnerParts, learner_parts, record, same, weights
 from tests.fakes import TinyModel, make_spec
 

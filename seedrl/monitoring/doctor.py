@@ -151,10 +151,10 @@ def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding
 
 
 def messages(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
-    from seedrl.serving.sessions import SessionTable
+    from seedrl.serving.sessions import check_message_size
     from seedrl.wire.memory import this_host
 
-    SessionTable(config, job_seed=lambda session: session).agree(spec)
+    check_message_size(config, spec)
     size = group_size(config) * spec.row_bytes
     where = "in shared memory on this machine" if config.serving.shared_memory and this_host() else "in messages"
     yield Finding(

@@ -12,8 +12,8 @@ from rich.table import Table
 from seedrl.config import ControlConfig, DoctorConfig, StatusConfig
 from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
 from seedrl.monitoring.units import duration
-from seedrl.ranks.identity import Identity
 from seedrl.run.context import Context, ContextFile, State, dump
+from seedrl.run.identity import Identity
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
 from seedrl.wire.channel import Link, ask_status
 from seedrl.wire.codec import decode_status

@@ -18,7 +18,7 @@ from seedrl.metrics import (
     ServingMetrics,
     totals_of,
 )
-from seedrl.ranks.agreement import Progress
+from seedrl.run.stopping import Progress
 from seedrl.serving.sessions import SessionTable
 
 CYCLE = ("env", "network", "hold", "fill", "inference")

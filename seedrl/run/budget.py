@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from seedrl.config import AlgorithmConfig, LearnerConfig, Optimizer, store_sizes
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, Mismatch
 from seedrl.run.host_memory import free_host_bytes
 from seedrl.specs import EnvSpec
-from seedrl.store import Store
+from seedrl.store import Store, StoreSizes
 
 COPIES = 3  # of the weights: the one that is trained and the two that serve by turns
 MIB = 2**20
@@ -37,14 +38,14 @@ class Budget(NamedTuple):
 def budget_of(config: LearnerConfig, spec: EnvSpec, model: nn.Module, core_size: int) -> Budget:
     """Return what serving and training a model takes."""
     averages = _averages(config.algorithm) * _parameter_bytes(model)
-    return serving_budget(spec, model, store_sizes(config, core_size))._replace(
+    return serving_budget(spec, model, StoreSizes.of(config, core_size))._replace(
         optimizer=_parameter_bytes(model) + averages
     )
 
 
-def serving_budget(spec: EnvSpec, model: nn.Module, sizes: dict[str, int]) -> Budget:
+def serving_budget(spec: EnvSpec, model: nn.Module, sizes: StoreSizes) -> Budget:
     """Return what serving a model takes if nothing is trained. `sizes` are those of the store."""
-    return Budget(Store.bytes_needed(spec, **sizes), COPIES * _weight_bytes(model), optimizer=0)
+    return Budget(Store.bytes_needed(spec, sizes), COPIES * _weight_bytes(model), optimizer=0)
 
 
 def checkpoint_bytes(config: LearnerConfig, model: nn.Module) -> int:
@@ -82,7 +83,8 @@ def check_budget(budget: Budget, device: torch.device) -> None:
 
 def check_store(config: LearnerConfig, device: torch.device, spec: EnvSpec) -> None:
     """Raise Mismatch if the store for an actor's spaces alone would not fit the device."""
-    needed = Store.bytes_needed(spec, **store_sizes(config, core_size=max(2 * config.model.lstm, config.model.gru)))
+    sizes = StoreSizes.of(config, core_size=max(2 * config.model.lstm, config.model.gru))
+    needed = Store.bytes_needed(spec, sizes)
     free = free_bytes(device)
     if free is not None and needed > free:
         raise Mismatch(
