@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seedrl.monitoring.endpoint import Endpoint, Page
-from seedrl.monitoring.page import live_page
+from seedrl.monitoring.pages import live_page
 from tests.browser import chromium, dom_of, screenshot
 
 ROWS = 120

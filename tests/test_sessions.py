@@ -126,11 +126,11 @@ def test_join_job_tells_the_actor_everything() -> None:
 
 
 def test_session_seed_differs_between_sessions_and_repeats_with_run_seed() -> None:
-    def seeds(run_seed: int, resumed_at: int = 0, rank: int = 0) -> list[int]:
-        return [session_seed(run_seed, resumed_at, session_id, rank) for session_id in range(1, 200)]
+    def seeds(run_seed: int, earlier_processes: int = 0, rank: int = 0) -> list[int]:
+        return [session_seed(run_seed, earlier_processes, session_id, rank) for session_id in range(1, 200)]
 
     assert seeds(1) == seeds(1)
-    assert len({*seeds(1), *seeds(2), *seeds(1, resumed_at=7), *seeds(1, rank=1)}) == 4 * len(seeds(1))
+    assert len({*seeds(1), *seeds(2), *seeds(1, earlier_processes=7), *seeds(1, rank=1)}) == 4 * len(seeds(1))
     assert all(0 <= seed < 2**31 for seed in seeds(1))  # envpool takes an int32
 
 

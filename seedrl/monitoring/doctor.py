@@ -17,7 +17,7 @@ from seedrl.config import DoctorConfig, LearnerConfig, available_cores, group_si
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.monitoring.endpoint import AUTO, Endpoint, address_of, bound
 from seedrl.monitoring.overview import learner_status
-from seedrl.monitoring.words import mebibytes
+from seedrl.monitoring.units import mebibytes
 from seedrl.specs import EnvSpec
 from seedrl.validation import check
 from seedrl.wire.security import exposures

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from seedrl.config import ControlConfig, DoctorConfig, StatusConfig
 from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
-from seedrl.monitoring.words import duration
+from seedrl.monitoring.units import duration
 from seedrl.run.context import Context, ContextFile, State, dump
 from seedrl.run.identity import Identity
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status

@@ -80,8 +80,8 @@ class RankPeers:
             raise Mismatch(f"spaces: rank {source} trains on {spec}; the actors of rank {rank} have {own.result()}")
         return spec
 
-    def generator_seed(self, seed: int, resumed_at: int) -> int:
-        return generator_seed(seed, self.identity.rank, resumed_at)
+    def generator_seed(self, seed: int, earlier_processes: int) -> int:
+        return generator_seed(seed, self.identity.rank, earlier_processes)
 
     def learner(
         self,

@@ -19,7 +19,7 @@ from seedrl.errors import RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.metrics import ServingMetrics
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
-from seedrl.monitoring.monitor import actor_status
+from seedrl.monitoring.reporting import actor_status
 from seedrl.policy import Policy
 from seedrl.run.budget import check_budget, serving_budget
 from seedrl.run.checkpoint import Checkpoint

@@ -181,12 +181,12 @@ def check_message_size(config: LearnerConfig, spec: EnvSpec) -> None:
         )
 
 
-def session_seed(run_seed: int, resumed_at: int, session_id: int, rank: int = 0) -> int:
-    """Seeds a session's environments: unlike any other session's, also before a resume; the same if a run is repeated.
+def session_seed(run_seed: int, earlier_processes: int, session_id: int, rank: int = 0) -> int:
+    """Return the seed of a session's environments. It is the same if a run is repeated, and otherwise never twice.
 
-    `resumed_at` is the number of updates this process began with.
+    `earlier_processes` counts the learner processes that the run had before this one, whatever became of them.
     """
-    origin = [run_seed, resumed_at, session_id, *([rank] if rank else [])]
+    origin = [run_seed, earlier_processes, session_id, *([rank] if rank else [])]
     return int(np.random.SeedSequence(origin).generate_state(1)[0]) >> 2
 
 

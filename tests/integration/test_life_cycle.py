@@ -145,7 +145,7 @@ def test_health_of_a_learner_whose_batches_stand_still_while_rows_wait_is_not_li
     start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C7: it serves its port and its pages as ever; only progress tells."""
-    monkeypatch.setattr("seedrl.monitoring.monitor.WEDGED_SECONDS", 0.5)
+    monkeypatch.setattr("seedrl.monitoring.life.WEDGED_SECONDS", 0.5)
     learner = start_learner(LateService)
     start_actor(learner.address)
     with Health(learner.address) as health:
@@ -158,7 +158,7 @@ def test_health_of_an_idle_learner_stays_live(
     start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C7: nobody waits for a batch, so none is missing."""
-    monkeypatch.setattr("seedrl.monitoring.monitor.WEDGED_SECONDS", 0.5)
+    monkeypatch.setattr("seedrl.monitoring.life.WEDGED_SECONDS", 0.5)
     learner = start_learner()
     actor = start_actor(learner.address)
     trained(learner)
@@ -205,6 +205,18 @@ def refused_second_learner(tmp_path: Path, address: str) -> float:
     with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
         LearnerProcess(tiny_config(str(tmp_path / "second"), address)).run()
     return time.monotonic() - began
+
+
+def test_learners_of_a_run_without_a_newer_checkpoint_seed_their_environments_differently(
+    start_learner: StartLearner,
+) -> None:
+    """A crash must not make the run train on the very episodes that it has already seen."""
+    seeds = []
+    for _ in range(3):
+        learner = start_learner()
+        seeds += [learner.service.inference.sessions.job_seed(session) for session in (1, 2)]
+        learner.stop()
+    assert len(set(seeds)) == 6
 
 
 def test_second_learner_on_a_port_is_refused_within_a_second(start_learner: StartLearner, tmp_path: Path) -> None:

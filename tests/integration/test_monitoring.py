@@ -81,7 +81,9 @@ def test_pages_of_a_learner_that_is_stuck_say_so(running: RunningLearner) -> Non
     class Stuck:
         alive_at = time.monotonic() - 1000
 
-    running.service.monitor._batches = Stuck()  # type: ignore[assignment]
+    life = running.service.monitor._life
+    assert life.running is not None
+    life.running = life.running._replace(batches=Stuck())
     status, words = get(running.service.monitor.address, "/healthz")
     assert status == 503
     assert "1000 s" in words
