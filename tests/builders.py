@@ -23,8 +23,6 @@ from seedrl.store import Record, Store
 from seedrl.types import ModelInput, ModelOutput
 from tests.fakes import TinyModel, make_spec
 
-torch.set_num_threads(1)  # tensors here are tiny: on a busy machine a second thread costs far more than it brings
-
 
 def model_input(spec: EnvSpec, rows: int, batch: int, *, seed: int = 0, resets: bool = True) -> ModelInput:
     """Random rows [rows, batch, ...]; with `resets` every fifth of them or so begins an episode."""

@@ -192,6 +192,7 @@ def main(out: Path) -> None:
         safetensors.torch.save_file(serve_apart(SEPARATE, ranks), out / "separate.safetensors")
     else:
         train_apart(SEPARATE, ranks)
+    ranks.gather(["finished"])  # gloo may abort a process that leaves while another one still reads from it
     ranks.leave()
 
 

@@ -22,8 +22,6 @@ from tests.fakes import TinyModel
 
 CPU = torch.device("cpu")
 
-torch.set_num_threads(1)  # as the learner does on two cores; tiny batches are no faster on more
-
 
 def make_rows(observation: Any, flags: Any = RESET, env_id: Sequence[int] | None = None, reward: Any = 0) -> Rows:
     """Rows of environments 0 … n-1 unless told otherwise; flags and rewards are broadcast."""

@@ -14,7 +14,6 @@ import torch
 
 from envs_server.actor import Actor
 from seedrl.config import LearnerConfig
-from seedrl.roles.learner import LearnerProcess
 from tests.integration.support import InThread, RunningLearner
 from tests.integration.waiting import free_address
 
@@ -41,7 +40,7 @@ def train(run_dir: str, env_steps: int) -> int:
     config.actors.envs, config.serving.max_slots = 8, 16
     config.stop.env_steps, config.checkpoint.seconds = env_steps, 0.0
     config.display = type(config.display).none
-    learner = RunningLearner(LearnerProcess(config))
+    learner = RunningLearner(config).opened()
     InThread(Actor(config.listen, say=lambda _: None).run).join()
     updates: int = learner.join()["updates"]
     return updates

@@ -257,7 +257,7 @@ def page(address: str, path: str = "/metrics") -> str:
 
 @pytest.mark.parametrize("insecure", [False, True])
 def test_learner_that_is_allowed_to_be_insecure_says_so_in_log_and_metrics(
-    start_learner: StartLearner, capsys: pytest.CaptureFixture[str], insecure: bool
+    start_learner: StartLearner, insecure: bool
 ) -> None:
     """B11"""
     address = free_address()
@@ -266,11 +266,11 @@ def test_learner_that_is_allowed_to_be_insecure_says_so_in_log_and_metrics(
     learner = start_learner(listen=listen, security=security, display=Display.plain, metrics="127.0.0.1:0")
     eventually(lambda: learner.service.monitor.address)
     assert f"seedrl_insecure {float(insecure)}" in page(learner.service.monitor.address)
-    assert (f"INSECURE, as was allowed: listen={listen}" in capsys.readouterr().out) is insecure
+    assert (f"INSECURE, as was allowed: listen={listen}" in learner.said) is insecure
 
 
 def test_learner_whose_secrets_others_may_read_says_so_and_never_what_they_are(
-    start_learner: StartLearner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start_learner: StartLearner, tmp_path: Path
 ) -> None:
     """B9"""
     path = tmp_path / "token"
@@ -280,10 +280,9 @@ def test_learner_whose_secrets_others_may_read_says_so_and_never_what_they_are(
     with grpc.insecure_channel(learner.address) as channel:
         outcome(channel, METHODS[0], ())
     learner.stop()
-    said = capsys.readouterr().out
-    assert f"other users of this machine may read {path}" in said
-    assert "refused ipv4:127.0.0.1:" in said
-    assert TOKEN not in said
+    assert f"other users of this machine may read {path}" in learner.said
+    assert "refused ipv4:127.0.0.1:" in learner.said
+    assert TOKEN not in learner.said
 
 
 @pytest.mark.parametrize(
@@ -380,7 +379,7 @@ def test_training_checkpointing_and_resuming_run_and_unpickle_nothing_that_was_r
 
 @pytest.mark.parametrize("method", ["Stream", "Status"])
 def test_internal_error_is_not_told_to_the_peer(
-    start_learner: StartLearner, monkeypatch: pytest.MonkeyPatch, method: str, capsys: pytest.CaptureFixture[str]
+    start_learner: StartLearner, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """B12: it is in the learner's log."""
 
@@ -397,7 +396,7 @@ def test_internal_error_is_not_told_to_the_peer(
         else:
             seen = status_of(learner)
     assert seen == (grpc.StatusCode.INTERNAL, "internal error of the learner")
-    assert "secret of the learner" in capsys.readouterr().out
+    eventually(lambda: "secret of the learner" in learner.said)
 
 
 def status_of(learner: RunningLearner) -> tuple[grpc.StatusCode, str]:
