@@ -1,5 +1,6 @@
 """Fixtures of all tests, and how many run at a time."""
 
+import contextlib
 import os
 import random
 import sys
@@ -24,9 +25,8 @@ SEEDS: dict[
 @pytest.fixture
 def commands(tmp_path: Path) -> Iterator[Commands]:
     """Starts seedrl commands in a directory of the test."""
-    started = Commands(tmp_path)
-    yield started
-    started.close()
+    with contextlib.closing(Commands(tmp_path)) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)

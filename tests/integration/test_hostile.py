@@ -26,7 +26,7 @@ from seedrl.wire.framing import serialize
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, Process
 from tests.integration.strangers import STRANGERS, Stranger, flood
-from tests.integration.support import SPEC, RawActor, RunningActor, SignedPool, make_rows
+from tests.integration.support import SPEC, RawActor, RunningActor, SignedPool, ended_together, make_rows
 from tests.integration.waiting import DEADLINE, at_best, eventually, free_address, is_listening
 
 Code = grpc.StatusCode
@@ -38,7 +38,7 @@ SLOTS = 64
 class Victim:
     """A learner in a process of its own, and a good actor that steps without end."""
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, commands: Commands, started: list[RunningActor]) -> None:
         self.address = free_address()
         settings = [f"listen={self.address}", "run_dir=run", "display=none", "metrics=", "stop.env_steps=1000000000"]
         settings += ["model.name=tests.integration.support:OracleModel", "threads=1", "actors.envs=4"]
@@ -46,6 +46,7 @@ class Victim:
         self.process: Process = commands.start("learner", *settings, path=ROOT)
         eventually(lambda: is_listening(self.address))
         self.neighbour = RunningActor(ActorConfig(learner=self.address, name="good"), SignedPool)
+        started.append(self.neighbour)
         self.goes_on()
         (stat,) = [path for path in Path("/proc").glob("[0-9]*/cmdline") if self._is_learner(path)]
         self._proc = stat.parent
@@ -82,13 +83,11 @@ class Victim:
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    commands = Commands(tmp_path_factory.mktemp("victim"))
-    victim = Victim(commands)
-    yield victim
-    assert victim.process.is_running
-    assert "Traceback" not in victim.process.err
-    victim.neighbour.stop()
-    commands.close()
+    with contextlib.closing(Commands(tmp_path_factory.mktemp("victim"))) as commands, ended_together() as started:
+        victim = Victim(commands, started)
+        yield victim
+        assert victim.process.is_running
+        assert "Traceback" not in victim.process.err
 
 
 # Messages too large.

@@ -1,5 +1,6 @@
 """Strangers and friends at a learner's port: tokens, TLS and client certificates over real gRPC; what leaks out."""
 
+import contextlib
 import json
 import os
 import queue
@@ -306,20 +307,19 @@ def test_command_beyond_this_machine_without_protection_ends_with_code_two(
 
 @pytest.fixture(scope="module")
 def protected(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str, Path]]:
-    """A whole run with everything on, other actors welcome; its address and run directory."""
-    commands = Commands(tmp_path_factory.mktemp("protected"))
-    address, run_dir = free_address(), commands.directory / "run"
-    settings = [f"security.{name}={value}" for name, value in vars(certificates.learner).items() if value]
-    small = ("actors.envs=16", "algorithm.batch_size=8", "stop.return_mean_100=null", "stop.env_steps=1_000_000_000")
-    process = commands.start(
-        "run", f"listen={address}", f"run_dir={run_dir}", *small, *settings, "checkpoint.seconds=0.1", "display=plain"
-    )
-    for made in ("checkpoints/[0-9]*", "metrics.jsonl"):
-        eventually(lambda made=made: list(run_dir.glob(made)) or not process.is_running)
-    yield process, address, run_dir
-    commands.close()
+    """A whole run with everything on, which welcomes other actors; its address and run directory."""
+    with contextlib.closing(Commands(tmp_path_factory.mktemp("protected"))) as commands:
+        address, run_dir = free_address(), commands.directory / "run"
+        settings = [f"security.{name}={value}" for name, value in vars(certificates.learner).items() if value]
+        settings += ["actors.envs=16", "algorithm.batch_size=8", "checkpoint.seconds=0.1", "display=plain"]
+        settings += ["stop.return_mean_100=null", "stop.env_steps=1_000_000_000"]
+        process = commands.start("run", f"listen={address}", f"run_dir={run_dir}", *settings)
+        for made in ("checkpoints/[0-9]*", "metrics.jsonl"):
+            eventually(lambda made=made: list(run_dir.glob(made)) or not process.is_running)
+        yield process, address, run_dir
 
 
+@pytest.mark.long
 def test_run_with_tls_serves_its_own_actors_over_a_private_socket_and_others_over_tls(
     protected: tuple[Any, str, Path], certificates: Certificates, start_actor: StartActor
 ) -> None:
@@ -334,6 +334,7 @@ def test_run_with_tls_serves_its_own_actors_over_a_private_socket_and_others_ove
         learner_status(StatusConfig(run=str(run_dir)))
 
 
+@pytest.mark.long
 def test_run_with_a_token_shows_it_nowhere(protected: tuple[Any, str, Path]) -> None:
     """B9: not in `ps`, the log, metrics, pages, or any file of the run."""
     process, _, run_dir = protected
