@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def make_rows(observation: Any, flags: Any = RESET, env_id: Sequence[int] | None = None, reward: Any = 0) -> Rows:
-    """Rows of environments 0 … n-1 unless told otherwise; flags and rewards are broadcast."""
+    """Return rows of environments 0 … n-1, or of `env_id`; flags and rewards are broadcast."""
     observation = np.asarray(observation)
     n = len(observation)
     return Rows(
@@ -40,7 +40,7 @@ def stacked(spec: EnvSpec, frames: int) -> EnvSpec:
 
 
 def make_model(spec: EnvSpec, core_size: int = 0) -> TinyModel:
-    """Always with the same weights; leaves torch's own generator alone."""
+    """Return a model that always has the same weights; torch's own generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return TinyModel(spec, core_size)
@@ -93,7 +93,7 @@ class Rig:
         self._requests = 0
 
     def join(self, slots: Sequence[int], evaluates: Sequence[bool] | None = None) -> Session:
-        """A new session with these slots, some for evaluation; whoever had them before is not told."""
+        """Return a new session with these slots, some for evaluation; sessions that had them before do not change."""
         self._sessions += 1
         n = len(slots)
         return Session(
@@ -115,7 +115,7 @@ class Rig:
         return [action for _, action in self.answers]
 
     def play(self, session: Session, pool: Pool, steps: int) -> list[Rows]:
-        """Drives a pool for some requests; returns the rows it gave."""
+        """Drive a pool for some requests; return its rows."""
         history = []
         for _ in range(steps):
             rows = pool.recv()

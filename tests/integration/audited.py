@@ -1,7 +1,7 @@
-"""Trains, checkpoints and resumes in one process, and writes down who ran or unpickled what: `… RUN_DIR FOUND.json`.
+"""Trains, checkpoints and resumes in one process; records which modules unpickle or run code: `… RUN_DIR FOUND.json`.
 
-Python tells of every unpickling of a class, every unmarshalling and every running of code. An import is the last two,
-of a file that somebody installed; who runs something else on that occasion is written down apart.
+Python raises an audit event for every class that is unpickled, every unmarshalling and every run of code. An import
+causes the last two for an installed file; modules that run other code during an import are recorded separately.
 """
 
 import json
@@ -23,7 +23,7 @@ INSTALLED += (str(Path(__file__).parents[2]),)
 
 
 def modules_of(frame: FrameType | None) -> Iterator[str]:
-    """Who calls, whom that was called by, and so on."""
+    """Yield the module of a frame, of its caller, and so on."""
     while frame is not None:
         yield str(frame.f_globals.get("__name__"))
         frame = frame.f_back
@@ -34,7 +34,7 @@ def is_installed(code: object) -> bool:
 
 
 def train(run_dir: str, env_steps: int) -> int:
-    """Until so many steps were made; returns how many updates there were, all told."""
+    """Train until `env_steps`; return the number of updates since the run began."""
     config = LearnerConfig(run_dir=run_dir, listen=free_address(), threads=1, metrics="127.0.0.1:0")
     config.algorithm.unroll_length, config.algorithm.batch_size = 5, 4
     config.actors.envs, config.serving.max_slots = 8, 16

@@ -1,4 +1,4 @@
-"""Learners and actors in threads, ended after each test whatever happened in it."""
+"""Fixtures that start learners and actors in threads and end them after each test, whatever happened in it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the integration tests stand on: learners and actors in threads, hand-made peers, a wire that can be cut."""
+"""Parts of the integration tests: learners and actors in threads, hand-made peers, a wire that can be cut."""
 
 import contextlib
 import io
@@ -40,7 +40,7 @@ SPEC = make_spec(shape=(3,), num_actions=NUM_ACTIONS)
 
 
 def right_action(observation: Any) -> Any:
-    """The action OracleModel takes for observations [..., 3] of environment, row and pool."""
+    """Return the action that OracleModel takes for observations [..., 3] of environment, row and pool."""
     return (7 * observation[..., 0] + 3 * observation[..., 1] + observation[..., 2]) % NUM_ACTIONS
 
 
@@ -69,7 +69,7 @@ class FailingModel(OracleModel):
 
 
 class SignedPool(FakePool):
-    """Counting environments that sign their observations and check every action they are given."""
+    """Counting environments that sign their observations and check every action that they receive."""
 
     def __init__(self, job: codec.Welcome, threads: int = 1, shape: tuple[int, ...] = (3,), **options: Any) -> None:
         super().__init__(job, threads, shape=shape, num_actions=NUM_ACTIONS, **options)
@@ -258,28 +258,28 @@ class RawActor:
         self.cut()
 
     def send(self, message: pb.StreamRequest | StepParts) -> None:
-        """Goes through the generated code, as a foreign actor's message would."""
+        """Send a message through the generated code, as a foreign actor would."""
         self._outgoing.put(pb.StreamRequest.FromString(serialize(message)))
 
     def receive(self) -> pb.StreamResponse:
         return next(self._call)
 
     def join(self, spec: EnvSpec = SPEC, **greeting: Any) -> codec.Welcome:
-        """Hello, Welcome, Ready."""
+        """Exchange Hello, Welcome and Ready; return the Welcome."""
         self.hello(**greeting)
         job = codec.decode_welcome(self.receive().welcome)
         self.send(codec.encode_ready(spec))
         return job
 
     def hello(self, **greeting: Any) -> None:
-        """Fields of Hello; nothing of a real actor but its name."""
+        """Send a Hello with these fields; only the name is that of a real actor."""
         self.send(codec.encode_hello(codec.Hello(**{"name": "raw", **greeting})))
 
     def step(self, request_id: int = 1, **changes: Any) -> None:
         self.send(step_message(request_id, **changes))
 
     def status(self) -> tuple[grpc.StatusCode, str]:
-        """How the learner ended the stream; reads whatever it said before."""
+        """Return how the learner ended the stream; read all messages before that."""
         try:
             for _ in self._call:
                 pass
@@ -291,7 +291,7 @@ class RawActor:
         self._outgoing.put(None)
 
     def cut(self) -> None:
-        """Gone without a word."""
+        """End the stream without a message."""
         self._call.cancel()
         self._channel.close()
         self._outgoing.put(None)
@@ -308,7 +308,7 @@ def make_rows(env_id: Any = (0, 1, 2, 3), spec: EnvSpec = SPEC, flags: int = RES
 
 
 def step_message(request_id: int = 1, **changes: Any) -> StepParts:
-    """A valid first Step, except for `changes`: fields of Rows."""
+    """Return a valid first Step, except for `changes`, which are fields of Rows."""
     return codec.encode_step(request_id, make_rows()._replace(**changes))
 
 
@@ -334,7 +334,7 @@ def grpc_server(threads: int) -> Iterator[grpc.Server]:
 
 @dataclass
 class ScriptedLearner(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers each session as `script` says; the script reads requests and yields responses."""
+    """A server that answers each session by `script`, which reads requests and yields responses."""
 
     script: Script
     sessions: int = 0
@@ -369,7 +369,7 @@ class Wire:
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.accepted: list[float] = []  # when somebody connected
+        self.accepted: list[float] = []  # the time of each connection
         self._open: list[socket.socket] = []  # the actor's end, the learner's, the next actor's …
         self._half_open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -380,21 +380,23 @@ class Wire:
 
     def __exit__(self, *_: Any) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(DEADLINE)  # that accepts, so there are no further connections
         self._listener.close()
         self.cut()
         for end in self._half_open:
             end.close()
         for thread in self._threads:
             thread.join(DEADLINE)
+            assert not thread.is_alive(), f"a connection of the wire is open after {DEADLINE:g} s"
 
     def cut_unnoticed(self) -> None:
-        """Ends every connection as actors see it; to the learner they are open, and nobody speaks."""
+        """End every connection as actors see it; for the learner they stay open and silent."""
         self._half_open += [far.dup() for far in self._open[1::2]]
         self._open = self._open[::2]
         self.cut()
 
     def cut(self) -> None:
-        """Ends every connection at once, without any goodbye of HTTP/2."""
+        """End every connection at once, without the GOAWAY of HTTP/2."""
         ends, self._open = self._open, []
         for end in ends:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Waiting for a condition, never for a time; addresses that nothing else takes."""
+"""Waits for conditions, never for a time; addresses that nothing else takes."""
 
 import itertools
 import os
