@@ -28,11 +28,9 @@ from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelInput, ModelOutput
 from tests.fakes import TinyModel, make_spec
 
-torch.set_num_threads(1)  # tensors here are tiny: on a busy machine a second thread costs far more than it brings
-
 
 def model_input(spec: EnvSpec, rows: int, batch: int, *, seed: int = 0, resets: bool = True) -> ModelInput:
-    """Random rows [rows, batch, ...]; with `resets` every fifth of them or so begins an episode."""
+    """Return random rows [rows, batch, ...]; with `resets` about every fifth of them begins an episode."""
     generator = torch.Generator().manual_seed(seed)
     shape, dtype = (rows, batch, *spec.observation.shape), getattr(torch, spec.observation.dtype)
     if dtype.is_floating_point:
@@ -49,7 +47,7 @@ def model_input(spec: EnvSpec, rows: int, batch: int, *, seed: int = 0, resets: 
 
 
 def row_of(inputs: ModelInput, t: int) -> ModelInput:
-    """Row t as an input of one row."""
+    """Return row t as an input of one row."""
     return ModelInput(*(tensor[t : t + 1] for tensor in inputs))
 
 
@@ -63,7 +61,7 @@ def record(
     seed: int = 0,
     reward: Callable[[Tensor], Tensor] = lambda reward: reward,
 ) -> None:
-    """Commits `unrolls` of random rows, answered by `model` one at a time, through the calls inference makes."""
+    """Commit `unrolls` of random rows, answered by `model` one at a time, through the calls that inference makes."""
     inputs = model_input(spec, store.columns.unroll_length + 1, unrolls, seed=seed)
     inputs = inputs._replace(reward=reward(inputs.reward))
     entry = store.reserve(unrolls)
@@ -94,7 +92,7 @@ def record(
 
 @dataclass
 class LearnerParts:
-    """A learner with what it is made of; `steps` is what it believes the environments have done."""
+    """A learner with its parts; `steps` is the number of environment steps that it sees."""
 
     learner: Learner
     store: Store
@@ -128,7 +126,7 @@ def learner_parts(
     ranks: Ranks | None = None,
     sync_every: int = 1,
 ) -> LearnerParts:
-    """A learner of a TinyModel, or another, with a store for `batches` train batches of 2 unrolls of 3 steps."""
+    """Return a learner of a TinyModel, or of `model`, and a store for `batches` train batches of unrolls of 3 steps."""
     spec = spec or make_spec()
     algorithm = algorithm or AlgorithmConfig()
     algorithm.batch_size, algorithm.unroll_length = batch_size, 3
@@ -153,10 +151,10 @@ def learner_parts(
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of its state."""
+    """Return a copy of a model's state."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def same(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
-    """Whether two states hold the same tensors, bit for bit."""
+    """Return whether two states hold the same tensors, bit for bit."""
     return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

@@ -1,7 +1,7 @@
 """Updates of several ranks, as real processes that average with gloo: `torchrun … -m tests.ranked OUT`.
 
-Every case makes the same few train batches for everybody; a rank trains on its part of each. What comes out of it is
-written to OUT/<rank>/<case>.safetensors; `joined` gives the same of one process on whole batches.
+Every case makes the same few train batches on every rank; a rank trains on its part of each. The results are
+written to OUT/<rank>/<case>.safetensors; `joined` returns those of one process on whole batches.
 """
 
 import math
@@ -33,7 +33,7 @@ UPDATES = 5
 
 
 class Hoarder(TinyModel):
-    """Has a parameter that no output depends on."""
+    """A model with a parameter that no output depends on."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
@@ -81,7 +81,7 @@ CASES = {
 
 
 def train(case: Case, parts: LearnerParts, part_of: int, rank: int) -> dict[str, Tensor]:
-    """Every rank records the whole of each batch, and trains on its part of it."""
+    """Record the whole of each batch and train on this rank's part of it."""
     seen = {}
     for update in range(UPDATES):
         parts.steps = 100 * update
@@ -105,7 +105,7 @@ def joined(case: Case) -> dict[str, Tensor]:
 
 
 def poison(parts: LearnerParts, updates: tuple[int, ...]) -> None:
-    """Makes this rank's rewards infinite in some updates."""
+    """Make this rank's rewards infinite in some updates."""
     take, number = parts.store.take, iter(range(WORLD * UPDATES))
 
     def taken(count: int, timeout: float) -> Any:
@@ -122,7 +122,7 @@ SEPARATE = Case(ModelConfig(lstm=6, popart=True, **SMALL), algorithm={"passes": 
 
 
 def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
-    """Rank 0's side: what it serves after every update that rank 1 has made on its unrolls."""
+    """Return what rank 0 serves after every update that rank 1 has made on its unrolls."""
     parts = case.parts(case.share * WORLD)
     batch_size = parts.config.algorithm.batch_size
     remote = RemoteLearner(ranks, parts.learner.model, parts.metrics)
@@ -144,7 +144,7 @@ def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
 
 
 def train_apart(case: Case, ranks: Ranks) -> None:
-    """Rank 1's side."""
+    """Train on the unrolls of rank 0, as rank 1 does."""
     parts = case.parts(case.share * WORLD)
     learner = Learner(
         parts.config,
@@ -162,7 +162,7 @@ def train_apart(case: Case, ranks: Ranks) -> None:
 
 
 def train_in_one(case: Case) -> dict[str, Tensor]:
-    """The same in one process."""
+    """Return what one process serves after the same updates."""
     parts = case.parts(case.share * WORLD)
     seen = {}
     for update in range(UPDATES):
@@ -194,6 +194,7 @@ def main(out: Path) -> None:
         safetensors.torch.save_file(serve_apart(SEPARATE, ranks), out / "separate.safetensors")
     else:
         train_apart(SEPARATE, ranks)
+    ranks.gather(["finished"])  # gloo may abort a process that leaves while another one still reads from it
     ranks.leave()
 
 

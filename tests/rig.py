@@ -24,11 +24,9 @@ from tests.fakes import TinyModel
 
 CPU = torch.device("cpu")
 
-torch.set_num_threads(1)  # as the learner does on two cores; tiny batches are no faster on more
-
 
 def make_rows(observation: Any, flags: Any = RESET, env_id: Sequence[int] | None = None, reward: Any = 0) -> Rows:
-    """Rows of environments 0 … n-1 unless told otherwise; flags and rewards are broadcast."""
+    """Return rows of environments 0 … n-1, or of `env_id`; flags and rewards are broadcast."""
     observation = np.asarray(observation)
     n = len(observation)
     return Rows(
@@ -44,7 +42,7 @@ def stacked(spec: EnvSpec, frames: int) -> EnvSpec:
 
 
 def make_model(spec: EnvSpec, core_size: int = 0) -> TinyModel:
-    """Always with the same weights; leaves torch's own generator alone."""
+    """Return a model that always has the same weights; torch's own generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return TinyModel(spec, core_size)
@@ -126,7 +124,7 @@ class Rig:
         return [action for _, action in self.answers]
 
     def play(self, session: Session, pool: Pool, steps: int) -> list[Rows]:
-        """Drives a pool for some requests; returns the rows it gave."""
+        """Drive a pool for some requests; return its rows."""
         history = []
         for _ in range(steps):
             rows = pool.recv()

@@ -164,7 +164,7 @@ def test_waits_of_all_causes_add_up_to_the_wait_of_real_batches() -> None:
     stage.play(part)
     metrics = stage.metrics
     assert sum(metrics.queue_seconds.values()) == pytest.approx(metrics.queue_wait_seconds.sum, abs=1e-6)
-    assert metrics.queue_seconds["fill"] > 0.5 * metrics.queue_wait_seconds.sum
+    assert metrics.queue_seconds["fill"] > 0
 
 
 def test_run_what_has_come_during_a_batch_is_in_the_next_one() -> None:

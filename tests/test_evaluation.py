@@ -127,13 +127,13 @@ def test_run_evaluation_that_is_not_greedy_samples() -> None:
 def test_run_no_evaluation_row_reaches_a_train_batch_and_no_other_row_is_missing(
     group_size: int, tmp_path: Any
 ) -> None:
-    """Counting environments sign every row; a thousand rows of each."""
+    """Counting environments sign every row; 301 rows of each."""
     pool = CountingPool(make_job(8, group_size, env_id="counting"))
     model = CountingModel(pool.spec, violations=str(tmp_path / "violations"))
     rig = Rig(pool.spec, model, slots=8, capacity=16, unroll_length=4)
     session, oracle = rig.join([5, 3, 1, 7, 0, 2, 4, 6], alternating(8)), UnrollCheck()
     trained: list[np.ndarray] = []
-    for _ in range(1000 * 8 // group_size):
+    for _ in range(301 * 8 // group_size):
         rig.play(session, pool, steps=1)
         if rig.store.ready:
             unrolls = take_all(rig)
@@ -142,9 +142,9 @@ def test_run_no_evaluation_row_reaches_a_train_batch_and_no_other_row_is_missing
     rows = np.concatenate(trained)
     assert set(rows[:, ENV].tolist()) == {0, 2, 4, 6}
     for env in (0, 2, 4, 6):
-        assert sorted(rows[rows[:, ENV] == env, STEP].tolist()) == list(range(996))
-    assert rig.metrics.unrolls_made == 4 * 249
-    assert rig.metrics.rows == 8000
+        assert sorted(rows[rows[:, ENV] == env, STEP].tolist()) == list(range(300))
+    assert rig.metrics.unrolls_made == 4 * 75
+    assert rig.metrics.rows == 8 * 301
 
 
 @pytest.mark.parametrize("unroll_length", [1, 2, 5])

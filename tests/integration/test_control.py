@@ -18,7 +18,7 @@ from seedrl.wire.codec import ORDERS, ControlRequest, describe_request, encode_c
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands
 from tests.integration.support import RunningActor, RunningLearner
-from tests.integration.waiting import DEADLINE, eventually
+from tests.integration.waiting import DEADLINE, eventually, settled
 
 
 def tell(learner: RunningLearner, actor: str = "", **order: Any) -> int:
@@ -74,16 +74,15 @@ def test_temperature_for_all_is_that_of_actors_to_come_as_well(
 def test_paused_actor_keeps_its_session_however_long_and_goes_on_where_it_was(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
-    learner = start_learner(serving__max_silence=0.5)
-    first = start_actor(learner.address, step_deadline=0.5)
+    learner = start_learner(serving__max_silence=1.0)
+    first = start_actor(learner.address, step_deadline=1.0)
     second = start_actor(learner.address)
     for actor in (first, second):
         eventually(lambda actor=actor: actor.requests > 5)
     sessions = set(learner.service.inference.sessions.open)
     assert tell(learner, "actor-0", do="pause") == 1
     paused = next(each for each in learner.service.inference.sessions.open.values() if each.name == "actor-0")
-    eventually(lambda: time.monotonic() > paused.heard + 0.3)  # what was under way has come
-    requests = paused.requests
+    requests = settled(lambda: paused.requests)  # what was under way has come
     updates = learner.service.learning.updates
     eventually(lambda: learner.service.learning.updates > updates + 5)  # the others train on
     goes_on(second, 200)

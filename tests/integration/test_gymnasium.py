@@ -18,7 +18,7 @@ from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, summary_of
 from tests.integration.support import RunningActor
 from tests.integration.waiting import eventually
-from tests.simulators import Counter
+from tests.simulators import Counter, released_at_the_end
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,11 +59,12 @@ def test_hanging_environment_is_noticed_and_made_anew(
         model__name="auto",
         metrics="",
     )
-    actor = start_actor(learner.address, make_pool, modules=["tests.simulators"], step_deadline=1.0, threads=1)
-    eventually(lambda: len(actor.pools) >= 2)
-    assert actor.says("has not answered for 1 s; making the environments anew")
-    steps = learner.env_steps
-    eventually(lambda: learner.env_steps > steps)
+    with released_at_the_end():
+        actor = start_actor(learner.address, make_pool, modules=["tests.simulators"], step_deadline=1.0, threads=1)
+        eventually(lambda: len(actor.pools) >= 2)
+        assert actor.says("has not answered for 1 s; making the environments anew")
+        steps = learner.env_steps
+        eventually(lambda: learner.env_steps > steps)
 
 
 @pytest.mark.long

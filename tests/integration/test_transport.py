@@ -3,7 +3,6 @@
 import functools
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,13 @@ from tests.integration.support import (
     ScriptedLearner,
     SignedPool,
     Wire,
+    ended_together,
     make_rows,
     right_action,
     step_message,
     tiny_config,
 )
-from tests.integration.waiting import DEADLINE, eventually, free_address
+from tests.integration.waiting import DEADLINE, eventually, free_address, within
 
 SERVICE = "seedrl.v1.InferenceService"
 Code = grpc.StatusCode
@@ -165,14 +165,14 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLearner]:
     """A learner with a good actor that steps without end."""
     config = tiny_config(str(tmp_path_factory.mktemp("busy") / "run"), free_address())
     config.serving.max_message_mb = 1
-    learner = RunningLearner(LearnerProcess(config))
-    actor = RunningActor(envs_server.actor.ActorConfig(learner=learner.address, name="good"), SignedPool)
-    learner.steps_on()
-    yield learner
-    assert len(actor.pools) == 1
-    assert not actor.wrong
-    actor.stop()
-    learner.stop()
+    with ended_together() as started:
+        started.append(learner := RunningLearner(config))
+        actor = RunningActor(envs_server.actor.ActorConfig(learner=learner.opened().address, name="good"), SignedPool)
+        started.append(actor)
+        learner.steps_on()
+        yield learner
+        assert len(actor.pools) == 1
+        assert not actor.wrong
 
 
 def hello(version: int) -> pb.StreamRequest:
@@ -400,7 +400,7 @@ def test_dead_actor_frees_its_slots_while_others_go_on(start_learner: StartLearn
     raw.step()
     assert list(map(len, raw.receive().act.action)) == [16]
     raw.cut()
-    eventually(lambda: len(learner.service.inference.sessions.open) == 1, seconds=1)
+    within(1.0, lambda: len(learner.service.inference.sessions.open) == 1)
     assert learner.service.serving.rows_dropped["partial_unroll"] == 4
     assert learner.service.serving.unrolls_dropped["session_ended"] == 4
     learner.steps_on()
@@ -420,7 +420,7 @@ def test_rows_of_a_dead_session_are_dropped_from_the_batch_they_wait_for(start_l
     dead.step()
     eventually(lambda: learner.service.inference.batcher.waiting_rows == 4)
     dead.cut()
-    eventually(lambda: not learner.service.inference.sessions.open, seconds=1)
+    within(1.0, lambda: not learner.service.inference.sessions.open)
     assert learner.service.serving.rows_dropped["session_ended"] == 4
     assert learner.service.inference.batcher.waiting_rows == 0
     with RawActor(learner.address) as one, RawActor(learner.address) as other:
@@ -684,9 +684,8 @@ def test_environment_that_raises_is_made_anew_and_the_error_is_named(
     learner.service.inference.server._say = said.append
     actor = start_actor(learner.address, failing_once(functools.partial(BrokenPool, where=where)))
     eventually(lambda: actor.says("the simulator exploded"))
-    began = time.monotonic()
-    eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
-    print(f"steps again after {time.monotonic() - began:.1f} s")
+    took = within(5.0, lambda: len(actor.pools) == 2 and actor.requests > 10)
+    print(f"steps again after {took:.1f} s")
     assert actor.pools[0].closed
     assert actor.says("ZeroDivisionError('the simulator exploded'); making the environments anew")
     assert actor.actor.metrics.actor_env_failures == 1
@@ -729,11 +728,13 @@ def test_environments_that_cannot_be_made_are_a_failure_and_wrong_settings_are_n
 
 
 class SilentPool(SignedPool):
-    """Its environments never finish their third step."""
+    """Its environments do not finish their fourth step before `over`."""
+
+    over: threading.Event
 
     def recv(self) -> Rows:
         if len(self.sent) == 4:
-            threading.Event().wait()
+            self.over.wait()
         return super().recv()
 
 
@@ -741,11 +742,13 @@ def test_environment_that_stops_answering_is_made_anew_after_the_step_deadline(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
     """A10."""
+    SilentPool.over = threading.Event()
     learner = start_learner(actors__groups=1)
     actor = start_actor(learner.address, failing_once(SilentPool), step_deadline=1.0)
     eventually(lambda: actor.says("environment 0 has not answered for 1 s; making the environments anew"))
-    eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
+    within(5.0, lambda: len(actor.pools) == 2 and actor.requests > 10)
     assert learner.service.serving.actors_env_failures == 1
+    SilentPool.over.set()
 
 
 class OneHangsPool(SignedPool):
@@ -762,7 +765,7 @@ def test_environment_that_hangs_while_others_go_on_is_named_and_made_anew(
     learner = start_learner(actors__groups=2)
     actor = start_actor(learner.address, failing_once(OneHangsPool), step_deadline=1.0)
     eventually(lambda: actor.says("environment 0 has not answered for 1 s; making the environments anew"))
-    eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
+    within(5.0, lambda: len(actor.pools) == 2 and actor.requests > 10)
 
 
 # What else the port offers.
