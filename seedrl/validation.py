@@ -11,10 +11,9 @@ from seedrl.config import (
     Placement,
     RunConfig,
     ServeConfig,
-    evaluation_envs,
-    serving_ranks,
 )
 from seedrl.errors import require
+from seedrl.sizes import evaluation_envs, serving_ranks
 from seedrl.wire.security import check_actor_security, check_learner_security, is_socket, is_wildcard
 
 

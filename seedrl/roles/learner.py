@@ -17,7 +17,7 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
-from seedrl.config import LearnerConfig, torch_threads
+from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, choose_device, own_stream
 from seedrl.errors import Diverged, RankLost, RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.learning.loop import POLL_SECONDS, TrainingLoop
@@ -42,6 +42,7 @@ from seedrl.selectors import build_selector
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
+from seedrl.sizes import torch_threads
 from seedrl.specs import EnvSpec
 from seedrl.store import Store, StoreSizes
 from seedrl.v1 import inference_pb2 as pb

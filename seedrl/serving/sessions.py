@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import LearnerConfig, group_size
+from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
 from seedrl.rows import ENDED, RESET, Rows
 from seedrl.serving.seats import ON_POLICY, Exploration, Seat, Seats
+from seedrl.sizes import group_size
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.codec import (
