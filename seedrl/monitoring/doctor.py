@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from seedrl.config import DoctorConfig, LearnerConfig, available_cores, group_size, is_own, torch_threads
 from seedrl.errors import ConfigError, SeedrlError
+from seedrl.monitoring.connection import learner_status
 from seedrl.monitoring.endpoint import AUTO, Endpoint, address_of, bound
-from seedrl.monitoring.overview import learner_status
 from seedrl.monitoring.units import mebibytes
 from seedrl.specs import EnvSpec
 from seedrl.validation import check
