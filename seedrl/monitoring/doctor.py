@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from seedrl.config import DoctorConfig, LearnerConfig
 from seedrl.errors import ConfigError, SeedrlError
+from seedrl.monitoring.connection import learner_status
 from seedrl.monitoring.endpoint import AUTO, Endpoint, address_of, bound
-from seedrl.monitoring.overview import learner_status
 from seedrl.monitoring.units import mebibytes
 from seedrl.plugins import is_own
 from seedrl.sizes import available_cores, group_size, torch_threads

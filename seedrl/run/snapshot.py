@@ -13,6 +13,7 @@ from torch import nn
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint, Tensors
+from seedrl.run.saving import best_of
 from seedrl.run.totals import Counts, score_of
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
@@ -110,7 +111,7 @@ def chosen_checkpoint(run: Path, which: str, warn: Callable[[str], None]) -> Che
             raise ConfigError(f"there is no checkpoint in {directory} yet")
         return newest
     if which == BEST:
-        best = files.best(directory)
+        best = best_of(directory)
         if best is None:
             raise ConfigError(f"no checkpoint in {directory} has a score of 100 episodes; take checkpoint=newest")
         return files.load(best)
