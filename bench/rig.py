@@ -25,6 +25,7 @@ from seedrl.serving.balance import Balance
 from seedrl.serving.batch_loop import BatchLoop
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Inference
+from seedrl.serving.protocol import SessionProtocol
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, SessionTable
 from seedrl.serving.slots import Slots
@@ -32,7 +33,7 @@ from seedrl.specs import EnvSpec
 from seedrl.status import Status
 from seedrl.store import Store
 from seedrl.types import ModelInput, ModelOutput
-from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire.messages import Command
 
 CPU = torch.device("cpu")
 
@@ -85,11 +86,14 @@ class ServingRig:
         serving = config.serving
         self._batcher: Batcher[Request] = Batcher(serving.max_rows, serving.min_rows, serving.max_wait)
         self._sessions = SessionTable(config, job_seed=lambda session_id: session_id)
+        balance = Balance(self._sessions)
+        self._protocol = SessionProtocol(
+            config, self._sessions, balance, self._batcher, self.metrics, say=lambda text: None
+        )
         self._server = Server(
             config,
-            self._sessions,
-            Balance(self._sessions),
-            self._batcher,
+            self._protocol,
+            balance,
             self.metrics,
             on_failure=self._fail,
             say=lambda text: None,
@@ -105,7 +109,7 @@ class ServingRig:
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._builder.join()
-        self._server.stop(pb.Control.COMMAND_END, "measured")
+        self._server.stop(Command.END, "measured")
         if self._failure is not None:
             raise self._failure
 
@@ -122,7 +126,7 @@ class ServingRig:
     @property
     def served(self) -> int:
         """Actors that have sent a request."""
-        return sum(not (session.expects == RESET).all() for session in self._sessions.open.values())
+        return sum(not (session.lease.expects == RESET).all() for session in self._sessions.open.values())
 
     def _build_and_drain(self) -> None:
         while not self._sessions.spec.done():
@@ -157,7 +161,7 @@ class ServingRig:
             self.metrics,
             generator=torch.Generator().manual_seed(1),
             device=CPU,
-            answer=self._server.answer,
+            answer=self._protocol.answer,
         )
         batches = BatchLoop(self._batcher, inference, self.metrics)
         store.on_free = batches.wake

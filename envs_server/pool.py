@@ -22,9 +22,7 @@ from seedrl.config import OWN, is_own
 from seedrl.errors import ConfigError
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, ArraySpec, EnvSpec
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 
 
 class Pool(Protocol):

@@ -14,10 +14,12 @@ from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.rows import RESET, Rows
 from seedrl.serving.inference import Answer, Inference
+from seedrl.serving.lease import Lease
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import FinishedEpisodes, Slots
 from seedrl.specs import EnvSpec
 from seedrl.store import Store
+from seedrl.wire.messages import Hello
 from tests.fakes import TinyModel
 
 CPU = torch.device("cpu")
@@ -100,15 +102,14 @@ class Rig:
         n = len(slots)
         return Session(
             id=self._sessions,
-            name="actor",
-            slots=np.array(slots, np.int64),
-            expects=np.full(n, RESET, np.uint8),
+            hello=Hello("actor"),
+            lease=Lease(np.array(slots, np.int64), np.full(n, RESET, np.uint8)),
             evaluates=None if evaluates is None else np.array(evaluates, np.bool_),
         )
 
     def request(self, session: Session, rows: Rows) -> Request:
         self._requests += 1
-        return Request(session, self._requests, rows, session.slots[rows.env_id])
+        return Request(session, self._requests, rows, session.lease.slots[rows.env_id])
 
     def run(self, *requests: Request) -> list[NDArray[np.int64]]:
         self.answers.clear()

@@ -17,7 +17,7 @@ from seedrl.serving.sessions import SessionTable
 from seedrl.specs import ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.validation import check
-from seedrl.wire.codec import Hello
+from seedrl.wire.messages import Hello
 from tests.chaos.model import CountingModel, UnrollCheck
 from tests.fakes import FakePool, make_job, make_spec
 from tests.rig import Rig, make_model, stacked

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from seedrl.errors import InvalidMessage
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire.framing import StepParts, parse, serialize
+from seedrl.wire.framing import parse, serialize
+from seedrl.wire.messages import StepParts
 
 blobs = st.binary(max_size=300)
 steps = st.builds(

@@ -10,7 +10,7 @@ from seedrl.run import membership
 from seedrl.run.context import LEARNER, Context, ContextFile, State
 from seedrl.run.membership import Membership
 from seedrl.serving.sessions import SessionTable
-from seedrl.wire.codec import Hello
+from seedrl.wire.messages import Hello
 
 
 class Rig:

@@ -21,8 +21,8 @@ from seedrl.serving.guard import QUIET_SECONDS, TokenGuard, token_in
 from seedrl.validation import check
 from seedrl.wire.certificates import FILES, run_certs
 from seedrl.wire.channel import Link
+from seedrl.wire.codes import code_of, is_worth_retrying
 from seedrl.wire.security import check_actor_security, check_redirect, exposures, is_local
-from seedrl.wire.status import code_of, is_worth_retrying
 from seedrl.wire.tls import client_credentials, server_credentials
 from seedrl.wire.tokens import Tokens, open_to_others
 from tests.certificates import TOKEN, Certificates

@@ -9,13 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
-from seedrl.serving.sessions import IN_FLIGHT, Session, SessionTable, session_seed
-from seedrl.wire.codec import (
-    ControlRequest,
-    Hello,
-    encode_step,
-)
+from seedrl.serving.lease import IN_FLIGHT
+from seedrl.serving.sessions import Session, SessionTable, session_seed
+from seedrl.wire.codec import encode_step
 from seedrl.wire.framing import serialize
+from seedrl.wire.messages import ControlRequest, Hello
 from tests.fakes import make_spec
 
 ENVS = 4
@@ -58,8 +56,8 @@ def test_join_gives_each_session_its_own_slots_and_id() -> None:
     table = make_table()
     first, second = table.join(Hello("a"))[0], table.join(Hello("b"))[0]
     assert first.id != second.id
-    assert first.slots.tolist() == [0, 1, 2, 3]
-    assert second.slots.tolist() == [4, 5, 6, 7]
+    assert first.lease.slots.tolist() == [0, 1, 2, 3]
+    assert second.lease.slots.tolist() == [4, 5, 6, 7]
     assert list(table.open.values()) == [first, second]
 
 
@@ -90,10 +88,10 @@ def test_join_after_leave_reuses_slots_under_new_id() -> None:
     second, _ = table.join(Hello("b"))
     table.leave(first)
     third, _ = table.join(Hello("c"))
-    assert third.slots.tolist() == first.slots.tolist()
+    assert third.lease.slots.tolist() == first.lease.slots.tolist()
     assert third.id not in (first.id, second.id)
     assert (first.alive, second.alive, third.alive) == (False, True, True)
-    assert (third.expects == RESET).all()
+    assert (third.lease.expects == RESET).all()
 
 
 def test_leave_twice_frees_slots_once() -> None:
@@ -248,7 +246,7 @@ class Lives(RuleBasedStateMachine):
     def admit(self, data: st.DataObject, ending: int) -> None:
         session = data.draw(st.sampled_from(self.sessions))
         env_id = data.draw(st.lists(st.integers(0, ENVS - 1), min_size=1, max_size=ENVS))
-        rows = make_rows(env_id, [(session.expects[env]) | ending for env in env_id])
+        rows = make_rows(env_id, [(session.lease.expects[env]) | ending for env in env_id])
         busy = {int(env) for owner, waiting in self.waiting if owner is session for env in waiting.env_id}
         if busy & set(env_id):
             with pytest.raises(InvalidMessage, match="in flight"):
@@ -268,11 +266,11 @@ class Lives(RuleBasedStateMachine):
         """In any order, and to the dead as well."""
         session, rows = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
         session.answered(rows)
-        assert not (session.expects[rows.env_id] == IN_FLIGHT).any()
+        assert not (session.lease.expects[rows.env_id] == IN_FLIGHT).any()
 
     @invariant()
     def no_slot_is_leased_twice(self) -> None:
-        leased = [int(slot) for session in self.table.open.values() for slot in session.slots]
+        leased = [int(slot) for session in self.table.open.values() for slot in session.lease.slots]
         assert len(leased) == len(set(leased)) == ENVS * len(self.sessions)
         assert set(leased) <= set(range(self.MAX_SLOTS))
 

@@ -16,7 +16,6 @@ from seedrl.ranks.identity import Identity
 from seedrl.run.context import Context, ContextFile, State, dump
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
 from seedrl.wire.channel import Link, ask_status
-from seedrl.wire.codec import decode_status
 
 ANSWER_SECONDS = 5.0
 
@@ -38,7 +37,7 @@ def learner_status(config: StatusConfig | DoctorConfig) -> Status:
     """What a learner says of itself, found by its address, by its run directory, or as the newest below runs/."""
     link = link_to(config)
     try:
-        return decode_status(ask_status(link, ANSWER_SECONDS))
+        return ask_status(link, ANSWER_SECONDS)
     except LearnerLost as error:
         if config.learner:
             raise

@@ -41,8 +41,6 @@ from seedrl.run.progress import ProgressDisplay, closing_words, console
 from seedrl.run.saving import Saver
 from seedrl.run.snapshot import (
     Resumable,
-    decoded_spec,
-    encoded_spec,
     initial_weights,
     load_weights,
     share_checkpoint,
@@ -54,10 +52,10 @@ from seedrl.run.totals import Counts, counts_of, joined, restore_counters
 from seedrl.serving.balance import Endpoint
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
-from seedrl.specs import EnvSpec
+from seedrl.specs import EnvSpec, decoded_spec, encoded_spec
 from seedrl.store import Store
-from seedrl.v1 import inference_pb2 as pb
 from seedrl.validation import check
+from seedrl.wire.messages import Command
 
 POLL_SECONDS = 0.1  # how long a thread waits before it looks whether to stop
 LOOK_SECONDS = 0.5
@@ -306,7 +304,7 @@ class LearnerProcess:
             self._join_threads()
         counts = self._save_last() if was_running and self.stop.failure is None else None
         over = self.stop.status == "done"
-        command = pb.Control.COMMAND_END if over else pb.Control.COMMAND_DRAIN
+        command = Command.END if over else Command.DRAIN
         self.server.stop(command, self.stop.reason)
         self.display.close()
         summary = summarize(self.config, self.stop, counts or counts_of(self.serving, self.learning), self._seconds)

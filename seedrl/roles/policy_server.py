@@ -31,8 +31,8 @@ from seedrl.serving.sessions import session_seed
 from seedrl.serving.slots import FinishedEpisodes
 from seedrl.status import Status, Verdict
 from seedrl.store import Store
-from seedrl.v1 import inference_pb2 as pb
 from seedrl.validation import check
+from seedrl.wire.messages import Command
 
 STOP_SECONDS = 8.0  # for the last batch
 DEPLOYED = 2**31  # among seeds: unlike those of any training
@@ -109,7 +109,7 @@ class PolicyServer:
         load_weights(self._model, checkpoint)
         self.policy.publish(self._model, _version(checkpoint))
 
-    def close(self, command: pb.Control.Command, reason: str) -> None:
+    def close(self, command: Command, reason: str) -> None:
         """Actors are told to leave; what has failed meanwhile is raised."""
         self.stop.ask("done", reason)
         if self.front.has_begun:

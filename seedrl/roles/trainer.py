@@ -21,10 +21,10 @@ from seedrl.ranks.separate import TRAINING, Inbox, Outbox, tell
 from seedrl.ranks.settings import directory_of
 from seedrl.run import checkpoint as files
 from seedrl.run.progress import ProgressDisplay, console
-from seedrl.run.snapshot import decoded_spec, load_weights, share_checkpoint, spec_of
+from seedrl.run.snapshot import load_weights, share_checkpoint, spec_of
 from seedrl.run.stopping import Stop, stop_on_signals
 from seedrl.run.totals import counts_of, restore_counters
-from seedrl.specs import EnvSpec
+from seedrl.specs import EnvSpec, decoded_spec
 from seedrl.validation import check
 
 

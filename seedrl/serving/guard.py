@@ -9,7 +9,7 @@ import grpc
 from seedrl.errors import Unauthenticated
 from seedrl.metrics import ServingMetrics
 from seedrl.wire.channel import AUTHORIZATION, SCHEME
-from seedrl.wire.status import code_of
+from seedrl.wire.codes import code_of
 from seedrl.wire.tokens import Tokens
 
 QUIET_SECONDS = 60.0  # between two lines about calls that were turned away: strangers must not fill the log

@@ -171,11 +171,11 @@ class Inference:
 
     def release(self, session: Session) -> None:
         """A session has ended, and what it recorded and did not hand over goes with it; not while `run` runs."""
-        kept = np.flatnonzero(~np.isin(self._full.slots, session.slots))
+        kept = np.flatnonzero(~np.isin(self._full.slots, session.lease.slots))
         if len(kept) < len(self._full.slots):
             core_state = self._full.core_state[upload(kept, self._device)]
             self._full = CompletedUnrolls(self._full.slots[kept], core_state)
-        self._claim(session.slots, NOBODY)
+        self._claim(session.lease.slots, NOBODY)
 
     def _claim(self, slots: Indices, session_id: int, evaluates: Any = False) -> None:
         discarded = self._slots.claim(slots, session_id, evaluates)

@@ -16,8 +16,9 @@ from seedrl.serving.balance import Balance
 from seedrl.serving.batch_loop import BatchLoop
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Inference
+from seedrl.serving.protocol import SessionProtocol
 from seedrl.serving.server import Server
-from seedrl.serving.sessions import Request, SessionTable
+from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.serving.slots import FinishedEpisodes, Slots
 from seedrl.specs import EnvSpec
 from seedrl.status import Status
@@ -43,9 +44,11 @@ class InferenceService:
         self._config = config
         self._metrics = metrics
         self.batcher: Batcher[Request] = Batcher(serving.max_rows, serving.min_rows, serving.max_wait)
-        self.sessions = SessionTable(config, job_seed, check_spec, evaluates_all=evaluates_all)
+        self.sessions = SessionTable(config, job_seed, check_spec, self._release, evaluates_all=evaluates_all)
         self.balance = Balance(self.sessions)
-        self.server = Server(config, self.sessions, self.balance, self.batcher, metrics, on_failure, say, describe)
+        self.protocol = SessionProtocol(config, self.sessions, self.balance, self.batcher, metrics, say)
+        self.server = Server(config, self.protocol, self.balance, metrics, on_failure, say, describe)
+        self._built: Inference | None = None
         self._done: Future[None] | None = None
 
     def build(
@@ -70,13 +73,18 @@ class InferenceService:
             self._metrics,
             generator=generator,
             device=device,
-            answer=self.server.answer,
+            answer=self.protocol.answer,
             greedy=greedy,
             on_evaluated=on_evaluated,
         )
         self.batches = BatchLoop(self.batcher, self.inference, self._metrics, may_go_on)
         store.on_free = self.batches.wake
-        self.sessions.on_leave = self.inference.release
+        self._built = self.inference
+
+    def _release(self, session: Session) -> None:
+        """Free what inference holds for a session that has ended. Runs in the server thread."""
+        if self._built is not None:
+            self._built.release(session)
 
     def begin(self, on_ready: Callable[[], None]) -> None:
         """Batches run from now on; `on_ready` is called, by the server thread, when the first one may come."""

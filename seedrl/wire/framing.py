@@ -6,15 +6,16 @@ read of the field; `parse` leaves them where gRPC put them and points there. Wha
 code writes, and whatever is not a plain Step is left to the generated code (tests/test_framing.py).
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from seedrl.errors import InvalidMessage
 from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire.messages import StepParts
 
 VARINT, BYTES = 0, 2  # wire types
+MAX_LEAVES = 64  # of an observation, and of an action
 
 
 def _tag(message: Any, field: str, wire_type: int) -> int:
@@ -27,17 +28,6 @@ NUMBERS = {_tag(pb.Step, name, VARINT): name for name in ("request_id", "buffer"
 BLOBS = {_tag(pb.Step, name, BYTES): name for name in ("env_id", "observation", "reward", "flags")}
 OBSERVATION = _tag(pb.Step, "observation", BYTES)  # one of each leaf
 FIELDS = sorted({**NUMBERS, **BLOBS}.items())  # the order in which they are written
-
-
-class StepParts(NamedTuple):
-    """A Step as its blobs: arrays when written, views of the message when read."""
-
-    request_id: int
-    env_id: Any
-    observation: Sequence[Any]  # of each leaf
-    reward: Any
-    flags: Any
-    buffer: int = 0
 
 
 def serialize(message: pb.StreamRequest | StepParts) -> bytes:

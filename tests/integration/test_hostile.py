@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from seedrl.config import ActorConfig
 from seedrl.metrics import Histogram
 from seedrl.rows import RESET
-from seedrl.serving.server import SPARE_STREAMS
+from seedrl.serving.protocol import SPARE_STREAMS
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.v1 import inference_pb2_grpc
 from seedrl.wire import codec
@@ -144,11 +144,11 @@ def test_client_that_never_reads_costs_little_and_is_sent_away(
         session = learner.service.sessions.open[number]
         before = rss()
         for request_id in range(10_000):
-            promptly(lambda: session.in_flight == 0 or not session.alive)
+            promptly(lambda: session.lease.in_flight == 0 or not session.alive)
             if not session.alive:
                 break
             raw.send(codec.encode_step(request_id, make_rows(range(32), flags=0 if request_id else RESET)))
-        assert session.unsent <= 2 * 32
+        assert session.traffic.unsent <= 2 * 32
         print(f"sent away after {request_id} requests; grew by {rss() - before:.1f} MiB")
         assert rss() - before <= 16
         assert raw.status()[0] is Code.INVALID_ARGUMENT

@@ -224,7 +224,7 @@ def test_killed_actor_leaves_nothing_behind_and_the_others_lose_no_step(
     for kills in range(1, 4):
         actor = commands.start("actor", f"learner={learner.address}", "name=victim")
         session = eventually(lambda: next((each for each in sessions.open.values() if each.name == "victim"), None))
-        eventually(lambda session=session: session.steps > 40)
+        eventually(lambda session=session: session.traffic.steps > 40)
         actor.signal(signal.SIGKILL)
         began = time.monotonic()
         eventually(lambda session=session: not session.alive, seconds=1)

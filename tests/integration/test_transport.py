@@ -22,7 +22,7 @@ from seedrl.roles.learner import LearnerProcess
 from seedrl.rows import RESET, Rows
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
-from seedrl.wire.framing import StepParts
+from seedrl.wire.messages import Command, Control, Report, StepParts, Welcome
 from tests.fakes import make_job, make_spec
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import summary_of
@@ -118,7 +118,7 @@ def test_replies_out_of_order_reach_their_environments(start_actor: StartActor) 
             pair = [next_step(requests), next_step(requests)]
             assert pair[0].request_id != pair[1].request_id
             yield from (answer(step) for step in reversed(pair))
-        yield codec.encode_control(pb.Control.COMMAND_END, "enough")
+        yield codec.encode_response(Control(Command.END, "enough"))
 
     with ScriptedLearner(answer_pairs_backwards) as learner:
         actor = start_actor(learner.address)
@@ -130,7 +130,7 @@ def test_replies_out_of_order_reach_their_environments(start_actor: StartActor) 
 def test_act_for_no_request_in_flight_is_named_by_the_actor(start_actor: StartActor) -> None:
     def invent(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
         yield from begin(requests)
-        yield codec.encode_act([99], np.zeros(4, np.int32))
+        yield codec.encode_response(codec.encode_act([99], np.zeros(4, np.int32)))
 
     with ScriptedLearner(invent) as learner, pytest.raises(InvalidMessage, match=r"request_id.*99"):
         start_actor(learner.address).join()
@@ -139,7 +139,7 @@ def test_act_for_no_request_in_flight_is_named_by_the_actor(start_actor: StartAc
 def test_act_with_too_few_rows_is_named_by_the_actor(start_actor: StartActor) -> None:
     def shorten(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
         yield from begin(requests)
-        yield codec.encode_act([next_step(requests).request_id], np.zeros(3, np.int32))
+        yield codec.encode_response(codec.encode_act([next_step(requests).request_id], np.zeros(3, np.int32)))
 
     with ScriptedLearner(shorten) as learner, pytest.raises(InvalidMessage, match=r"action: expected 16 bytes.*saw 12"):
         start_actor(learner.address).join()
@@ -184,7 +184,7 @@ def hello(version: int) -> pb.StreamRequest:
     [
         ([hello(2)], Code.FAILED_PRECONDITION, ["protocol_version", "speaks 3", "the actor 2"]),
         ([step_message()], Code.INVALID_ARGUMENT, ["expected hello", "saw step"]),
-        ([pb.StreamRequest()], Code.INVALID_ARGUMENT, ["expected hello", "saw None"]),
+        ([pb.StreamRequest()], Code.INVALID_ARGUMENT, ["expected hello", "saw none"]),
         ([hello(3), hello(3)], Code.INVALID_ARGUMENT, ["expected ready", "saw hello"]),
         ([hello(3), step_message()], Code.INVALID_ARGUMENT, ["expected ready", "saw step"]),
     ],
@@ -573,7 +573,7 @@ def test_learner_thread_that_dies_takes_the_service_with_it_and_says_why(
 
 
 def test_control_end_ends_the_actor_with_success(start_actor: StartActor) -> None:
-    with ScriptedLearner(serve_then(pb.Control.COMMAND_END)) as learner:
+    with ScriptedLearner(serve_then(Command.END)) as learner:
         actor = start_actor(learner.address)
         actor.join()
         assert learner.sessions == 1
@@ -582,7 +582,7 @@ def test_control_end_ends_the_actor_with_success(start_actor: StartActor) -> Non
 
 
 def test_control_drain_makes_the_actor_try_again(start_actor: StartActor) -> None:
-    with ScriptedLearner(serve_then(pb.Control.COMMAND_DRAIN, pb.Control.COMMAND_END)) as learner:
+    with ScriptedLearner(serve_then(Command.DRAIN, Command.END)) as learner:
         actor = start_actor(learner.address)
         actor.join()
         assert learner.sessions == 2
@@ -591,7 +591,7 @@ def test_control_drain_makes_the_actor_try_again(start_actor: StartActor) -> Non
 
 
 def test_control_reset_makes_the_actor_join_again_without_complaint(start_actor: StartActor) -> None:
-    with ScriptedLearner(serve_then(pb.Control.COMMAND_RESET, pb.Control.COMMAND_END)) as learner:
+    with ScriptedLearner(serve_then(Command.RESET, Command.END)) as learner:
         actor = start_actor(learner.address)
         actor.join()
         assert learner.sessions == 2
@@ -655,7 +655,7 @@ def test_actor_asked_to_stop_while_the_learner_is_silent_returns(start_actor: St
 class BrokenPool(SignedPool):
     """Fails in its tenth call of `where`."""
 
-    def __init__(self, job: codec.Welcome, threads: int, where: str) -> None:
+    def __init__(self, job: Welcome, threads: int, where: str) -> None:
         super().__init__(job, threads)
         self._where = where
         self._calls = {"recv": 0, "send": 0}
@@ -681,7 +681,7 @@ def test_environment_that_raises_is_made_anew_and_the_error_is_named(
     """A10: within 5 s; actor and learner say why and count it."""
     learner = start_learner()
     said: list[str] = []
-    learner.service.server._say = said.append
+    learner.service.front.protocol._say = said.append
     actor = start_actor(learner.address, failing_once(functools.partial(BrokenPool, where=where)))
     eventually(lambda: actor.says("the simulator exploded"))
     began = time.monotonic()
@@ -714,10 +714,10 @@ def test_environments_that_cannot_be_made_are_a_failure_and_wrong_settings_are_n
 ) -> None:
     """A10: settings that cannot work would fail again in the same way."""
 
-    def explode(job: codec.Welcome, threads: int) -> Any:
+    def explode(job: Welcome, threads: int) -> Any:
         raise OSError("no display")
 
-    def refuse(job: codec.Welcome, threads: int) -> Any:
+    def refuse(job: Welcome, threads: int) -> Any:
         raise ConfigError("no such environment")
 
     learner = start_learner()
@@ -805,7 +805,7 @@ def test_report_of_an_actor_reaches_its_session(
     learner = start_learner()
     start_actor(learner.address, name="reporter")
     session = eventually(lambda: next(iter(learner.service.sessions.open.values()), None))
-    eventually(lambda: min(session.measured._replace(reconnects=1)) > 0)
+    eventually(lambda: min(session.reports.newest._replace(reconnects=1)) > 0)
     assert session.name == "reporter"
     serving = learner.service.serving
     eventually(lambda: serving.actors_requests > 50)
@@ -831,8 +831,8 @@ def test_report_of_a_later_session_counts_one_reconnect(
 def test_report_that_shrinks_is_refused(busy: RunningLearner) -> None:
     with RawActor(busy.address) as raw:
         raw.join()
-        raw.send(codec.encode_report(codec.Report(env_seconds=0.5)))
-        raw.send(codec.encode_report(codec.Report(env_seconds=0.4)))
+        raw.send(codec.encode_report(Report(env_seconds=0.5)))
+        raw.send(codec.encode_report(Report(env_seconds=0.4)))
         expect_refusal(raw, Code.INVALID_ARGUMENT, ["report.env_seconds", "expected 0.5", "saw 0.4"])
 
 
@@ -854,7 +854,7 @@ def test_report_of_what_cannot_be_is_refused_and_not_counted(
 ) -> None:
     with RawActor(busy.address) as raw:
         raw.join()
-        raw.send(codec.encode_report(codec.Report(**impossible)))
+        raw.send(codec.encode_report(Report(**impossible)))
         expect_refusal(raw, Code.INVALID_ARGUMENT, [f"report.{next(iter(impossible))}"])
     assert busy.service.serving.actors_env_seconds < 1e6
 
@@ -937,7 +937,8 @@ def next_step(requests: Iterator[pb.StreamRequest]) -> pb.Step:
 def answer(step: pb.Step) -> pb.StreamResponse:
     parts = StepParts(step.request_id, step.env_id, list(step.observation), step.reward, step.flags)
     rows = codec.decode_step(parts, SPEC, num_envs=8)
-    return codec.encode_act([step.request_id], right_action(rows.observation).astype(np.int32))
+    action = right_action(rows.observation).astype(np.int32)
+    return codec.encode_response(codec.encode_act([step.request_id], action))
 
 
 def never_answer(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
@@ -946,7 +947,7 @@ def never_answer(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResp
         pass
 
 
-def serve_then(*commands: pb.Control.Command) -> Any:
+def serve_then(*commands: Command) -> Any:
     """A script that answers some steps in each session and then gives the next of `commands`."""
     coming = iter(commands)
 
@@ -954,6 +955,6 @@ def serve_then(*commands: pb.Control.Command) -> Any:
         yield from begin(requests)
         for _ in range(5):
             yield answer(next_step(requests))
-        yield codec.encode_control(next(coming), "because")
+        yield codec.encode_response(Control(next(coming), "because"))
 
     return script
