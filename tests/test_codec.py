@@ -316,6 +316,25 @@ def test_decode_hello_instance_that_is_no_id_is_refused_by_name() -> None:
         codec.decode_hello(pb.Hello(protocol_version=PROTOCOL_VERSION, instance=65 * "x"))
 
 
+def test_decode_hello_host_that_is_too_long_is_refused_by_name() -> None:
+    with pytest.raises(InvalidMessage, match=r"^host: expected at most 128 characters, saw 129"):
+        codec.decode_hello(pb.Hello(protocol_version=PROTOCOL_VERSION, host=129 * "x"))
+
+
+def test_hello_with_a_long_failure_is_shortened_by_the_actor() -> None:
+    """A traceback of any length has to fit the limit of Hello."""
+    hello = codec.parse_request(codec.serialize_request(Hello("a", env_failure=100_000 * "x")))
+    assert hello == Hello("a", env_failure=codec.MAX_REASON * "x")
+
+
+@pytest.mark.parametrize(("values", "seen"), [([0, 5, -1], -1), ([0, 6, 2], 6), ([-3, 9, 0], -3)])
+def test_decode_step_with_a_category_outside_names_the_offending_one(values: list[int], seen: int) -> None:
+    spec = EnvSpec(ArraySpec((), "int64", 6), discrete(3))
+    rows = make_rows(3)._replace(observation=np.array(values))
+    with pytest.raises(InvalidMessage, match=rf"^observation: expected categories 0 to 5, saw {seen}$"):
+        codec.decode_step(through_the_wire(codec.encode_step(1, rows)), spec, NUM_ENVS)
+
+
 def test_decode_act_wrong_length_names_field() -> None:
     with pytest.raises(InvalidMessage, match=r"^action: expected 8 bytes \(2 rows of int32\), saw 12"):
         codec.decode_act(Act([1], [ints(0, 1, 2)]), SPEC, rows=2)

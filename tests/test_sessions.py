@@ -13,7 +13,7 @@ from seedrl.serving.lease import IN_FLIGHT
 from seedrl.serving.sessions import Session, SessionTable, session_seed
 from seedrl.wire.codec import encode_step
 from seedrl.wire.framing import serialize
-from seedrl.wire.messages import ControlRequest, Hello
+from seedrl.wire.messages import MAX_MESSAGE_BYTES, ControlRequest, Hello
 from tests.fakes import make_spec
 
 ENVS = 4
@@ -189,22 +189,19 @@ def test_agree_first_spec_wins_and_others_must_equal_it() -> None:
 
 @pytest.mark.parametrize(
     ("groups", "side", "fits"),
-    [(1, 1023, False), (2, 1023, True), (2, 1024, False)],  # of 2 MiB messages; the last leaves no room for the rest
+    [(1, 32767, False), (2, 32767, True), (2, 32768, False)],  # the last leaves no room for the rest of a message
 )
 def test_agree_group_larger_than_a_message_is_refused(groups: int, side: int, fits: bool) -> None:
     table = make_table(groups=groups)
-    table.config.serving.max_message_mb = 2
     spec = make_spec(shape=(side, 1024), dtype="uint8")
     rows = make_rows(list(range(ENVS // groups)), RESET)
     observation = np.zeros((len(rows.env_id), *spec.observation.shape), np.uint8)
     message = serialize(encode_step(2**64 - 1, rows._replace(observation=observation)))
-    assert (len(message) <= 2 * 2**20) == fits
+    assert (len(message) <= MAX_MESSAGE_BYTES) == fits
     if fits:
         table.agree(spec)
     else:
-        with pytest.raises(
-            Mismatch, match=r"messages may have 2097152; raise serving\.max_message_mb or actors\.groups"
-        ):
+        with pytest.raises(Mismatch, match=r"a message may have 67108864; raise actors\.groups on the learner"):
             table.agree(spec)
     assert table.spec.done() == fits
 

@@ -154,12 +154,13 @@ def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding
 def messages(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     from seedrl.serving.sessions import SessionTable
     from seedrl.wire.memory import this_host
+    from seedrl.wire.messages import MAX_MESSAGE_BYTES
 
     SessionTable(config, job_seed=lambda session: session).agree(spec)
     size = group_size(config) * spec.row_bytes
     where = "in shared memory on this machine" if config.serving.shared_memory and this_host() else "in messages"
     yield Finding(
-        True, f"messages: {size / 1024:,.0f} KiB a request, {where}; {config.serving.max_message_mb} MiB allowed"
+        True, f"messages: {size / 1024:,.0f} KiB a request, {where}; {MAX_MESSAGE_BYTES // 2**20} MiB allowed"
     )
 
 

@@ -169,7 +169,6 @@ def settings_of(run: str, envs: int = 0) -> LearnerConfig:
     config.serving = ServingConfig(
         max_slots=config.actors.envs,
         max_rows=before.max_rows,
-        max_message_mb=before.max_message_mb,
         shared_memory=before.shared_memory,
     )
     return config

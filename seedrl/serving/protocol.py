@@ -18,6 +18,7 @@ from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Answer
+from seedrl.serving.refusals import RefusalLog
 from seedrl.serving.sessions import OTHER_BYTES, Request, Session, SessionTable
 from seedrl.specs import Arrays, EnvSpec, as_tree, leaves
 from seedrl.status import DRAINED
@@ -89,6 +90,7 @@ class SessionProtocol:
         self._batcher = batcher
         self._metrics = metrics
         self._say = say
+        self._log_refusal = RefusalLog(say)
         self._streams = 0
         self._goodbye: Control | None = None  # once the learner is about to end
         self.connections: dict[int, Connection] = {}  # by session id
@@ -99,6 +101,7 @@ class SessionProtocol:
             await stream.write(self._goodbye)
             return
         counted = self._metrics.sessions_refused
+        name = "an actor"
         session: Session | None = None
         self._streams += 1
         try:
@@ -106,6 +109,7 @@ class SessionProtocol:
             hello = await _receive(stream, Hello, HELLO_SECONDS)
             if hello is None:
                 return
+            name = hello.name
             self._make_way(hello)
             if address := self._better_place(hello):
                 await stream.write(Control(Command.REDIRECT, "another endpoint has more room", address))
@@ -119,11 +123,11 @@ class SessionProtocol:
             raise
         except Refused as error:
             counted[error.reason] += 1
-            self._say(f"learner: refused an actor: {error}")
-            await stream.abort(error)
+            self._log_refusal(f"learner: refused {name} ({stream.peer()}): {error}")
+            await stream.abort(error.with_traceback(None))  # its frames would hold the message for a while
         except Exception as error:
             counted["internal"] += 1
-            self._say(f"learner: a session failed: {error!r}")
+            self._log_refusal(f"learner: a session of {name} ({stream.peer()}) failed: {error!r}")
             await stream.abort(error)
         finally:
             self._streams -= 1
@@ -227,7 +231,7 @@ class SessionProtocol:
             writer.cancel()
             del self.connections[session.id]
             self._end(session)
-            if self._goodbye is None:
+            if self._goodbye is None and session.has_joined:
                 self._say(f"learner: {session.name} {f'moved to {session.moved_to}' if session.moved_to else 'left'}")
 
     async def _run(self, stream: Stream, session: Session, spec: EnvSpec) -> None:
@@ -239,6 +243,7 @@ class SessionProtocol:
         failure = session.hello.env_failure
         why = f"; before that, {failure}" if failure else ""
         self._say(f"learner: {session.name} joined with {len(session.lease.slots)} environments{why}")
+        session.has_joined = True
         session.traffic.heard = time.monotonic()
         watch = asyncio.create_task(self._watch(session), name=f"watch-{session.id}")
         try:

@@ -21,6 +21,7 @@ from seedrl.metrics import ServingMetrics
 from seedrl.serving.balance import Balance, own_address
 from seedrl.serving.guard import TokenGuard
 from seedrl.serving.protocol import GOODBYE_SECONDS, SPARE_STREAMS, SessionProtocol
+from seedrl.serving.refusals import RefusalLog
 from seedrl.status import Status
 from seedrl.wire.address import refuse_if_taken
 from seedrl.wire.channel import SERVICE, server_options, service_handler
@@ -148,8 +149,8 @@ class Server:
     async def _serve(self) -> None:
         serving = self._config.serving
         server = grpc.aio.server(
-            interceptors=[TokenGuard(self._tokens, self._metrics, self._say)] if self._tokens else [],
-            options=server_options(serving.max_message_mb),
+            interceptors=[TokenGuard(self._tokens, self._metrics, RefusalLog(self._say))] if self._tokens else [],
+            options=server_options(),
             maximum_concurrent_rpcs=serving.max_slots + SPARE_STREAMS + SPARE_RPCS,
         )
         server.add_generic_rpc_handlers((service_handler(self._stream, self._status, self._control),))

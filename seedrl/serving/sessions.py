@@ -17,12 +17,13 @@ from seedrl.specs import EnvSpec
 from seedrl.wire.codec import ENV_ID, FLAGS, REWARD
 from seedrl.wire.layout import shared_bytes
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
-from seedrl.wire.messages import Command, ControlRequest, Hello, Report, Welcome
+from seedrl.wire.messages import MAX_MESSAGE_BYTES, Command, ControlRequest, Hello, Report, Welcome
 
 REPORT_SLACK = 60.0  # seconds by which the two clocks of a session may differ
 MAX_CORES = 1024  # of an actor
 MAX_RECONNECTS = 1_000_000
 
+FRAME_BYTES = 1024  # of a Step, besides its rows
 OTHER_BYTES = ENV_ID.itemsize + REWARD.itemsize + FLAGS.itemsize  # of a row, besides its observation
 
 PAUSES = {Command.PAUSE: True, Command.RESUME: False}  # command → whether sessions are paused then
@@ -86,6 +87,7 @@ class Session:
     exploration: Exploration = ON_POLICY
     peer: str = ""  # the actor's address, as gRPC sees it
     policy_version: int | None = None  # of the policy that chose its newest actions
+    has_joined: bool = False  # its Ready was accepted
     is_paused: bool = False  # the actor was asked to send no Step
     alive: bool = True
     moved_to: str = ""  # the address that its actor was redirected to
@@ -300,12 +302,12 @@ class SessionTable:
 
     def agree(self, spec: EnvSpec) -> None:
         """Take the first spaces announced as those of the run. Raises Mismatch if these differ from them."""
-        largest = group_size(self.config) * (spec.row_bytes + OTHER_BYTES) + 1024
-        limit = self.config.serving.max_message_mb * 1024 * 1024
-        if largest > limit:
+        rows = group_size(self.config)
+        largest = rows * (spec.row_bytes + OTHER_BYTES) + FRAME_BYTES
+        if largest > MAX_MESSAGE_BYTES:
             raise Mismatch(
-                f"spaces: of {spec}, a group takes {largest} bytes and messages may have {limit}; "
-                "raise serving.max_message_mb or actors.groups on the learner"
+                f"spaces: {rows} rows of {spec} take {largest} bytes, and a message may have {MAX_MESSAGE_BYTES}; "
+                "raise actors.groups on the learner"
             )
         if not self.spec.done():
             self.check_spec(spec)

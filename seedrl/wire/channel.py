@@ -11,7 +11,7 @@ from seedrl.status import Status
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec, tls
 from seedrl.wire.control import parse_control_response, serialize_control_request
-from seedrl.wire.messages import ActorMessage, ControlRequest
+from seedrl.wire.messages import MAX_MESSAGE_BYTES, ActorMessage, ControlRequest
 from seedrl.wire.security import check_client_security, client_exposures, is_socket
 from seedrl.wire.status import parse_status
 from seedrl.wire.tokens import Tokens
@@ -38,11 +38,12 @@ _KEEPALIVE: list[tuple[str, Any]] = [
 ]
 
 
-def server_options(max_message_mb: int) -> list[tuple[str, Any]]:
+def server_options() -> list[tuple[str, Any]]:
     return [
         ("grpc.so_reuseport", 0),  # a second learner on the same port must fail, not share it
-        ("grpc.max_receive_message_length", max_message_mb * MIB),
-        ("grpc.max_send_message_length", max_message_mb * MIB),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message must not become a large one
         ("grpc.max_concurrent_streams", 8),  # of one connection; an actor needs one
         ("grpc.max_metadata_size", 4096),
         ("grpc.absolute_max_metadata_size", 8192),

@@ -47,6 +47,7 @@ FLAGS = np.dtype("u1")
 
 MAX_ADDRESS = 256
 MAX_INSTANCE = 64
+MAX_HOST = 128
 MAX_REASON = 512
 # The addresses that a redirect may name. A word that gRPC takes for a scheme, which may name a resolver or a proxy, is
 # not a host.
@@ -120,11 +121,11 @@ def encode_hello(hello: Hello) -> pb.StreamRequest:
     return pb.StreamRequest(
         hello=pb.Hello(
             protocol_version=PROTOCOL_VERSION,
-            actor_name=hello.name,
+            actor_name=hello.name[:MAX_NAME],
             host=hello.host,
             instance=hello.instance,
             epoch=hello.epoch,
-            env_failure=hello.env_failure,
+            env_failure=hello.env_failure[:MAX_REASON],
             redirects=hello.redirects,
         )
     )
@@ -133,8 +134,9 @@ def encode_hello(hello: Hello) -> pb.StreamRequest:
 def decode_hello(hello: pb.Hello) -> Hello:
     """Return the record. Texts for people are shortened and made printable: they end up in logs and terminals."""
     _expect_version(hello.protocol_version, us="this learner", them="the actor")
-    if len(hello.instance) > MAX_INSTANCE:
-        raise InvalidMessage(f"instance: expected at most {MAX_INSTANCE} characters, saw {len(hello.instance)}")
+    for field, limit in (("instance", MAX_INSTANCE), ("host", MAX_HOST)):
+        if len(getattr(hello, field)) > limit:
+            raise InvalidMessage(f"{field}: expected at most {limit} characters, saw {len(getattr(hello, field))}")
     return Hello(
         name=printable(hello.actor_name, MAX_NAME),
         host=hello.host,
@@ -279,7 +281,8 @@ def _decode_observation(blobs: Sequence[Any], spec: EnvSpec, n: int) -> Arrays:
         if values.dtype.kind == "f":
             _expect_finite("observation", values)
         if leaf.values and not 0 <= values.min() <= values.max() < leaf.values:
-            raise InvalidMessage(f"observation: expected categories below {leaf.values}, saw {values.max()}")
+            wrong = values.min() if values.min() < 0 else values.max()
+            raise InvalidMessage(f"observation: expected categories 0 to {leaf.values - 1}, saw {wrong}")
         found.append(values)
     return as_tree(spec.observation, found)
 

@@ -12,6 +12,7 @@ from seedrl.config import modules_of
 from seedrl.specs import EnvSpec
 
 PROTOCOL_VERSION = 3
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # of any message; the spaces bound a Step further
 MAX_REDIRECTS = 3  # in a row: an actor that has followed this many is served or refused
 
 
