@@ -19,7 +19,7 @@ from seedrl.wire.messages import Welcome
 
 
 class FakeClock:
-    """Seconds that pass only when told to."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self) -> None:
         self.now = 100.0

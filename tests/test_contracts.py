@@ -37,17 +37,18 @@ GENERATED = "seedrl.v1"
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
-        *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.ranks.identity"),
+        *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.run.identity", "seedrl.run.stopping"),
+        *("seedrl.schema", "seedrl.plugins", "seedrl.algorithms.settings"),
     ),
     (
         *("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.validation"),
         *("seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
     ),
-    ("seedrl.device", "seedrl.policy", "seedrl.store", "seedrl.run.checkpoint"),
     (
-        *("seedrl.serving", "seedrl.learning", "envs_server"),
-        *("seedrl.ranks.group", "seedrl.ranks.agreement", "seedrl.ranks.averaging", "seedrl.ranks.separate"),
+        *("seedrl.device", "seedrl.policy", "seedrl.columns", "seedrl.selectors", "seedrl.store"),
+        *("seedrl.algorithms", "seedrl.run.checkpoint"),
     ),
+    ("seedrl.serving", "seedrl.learning", "envs_server"),
     ("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.roles", "seedrl.launching", "seedrl.trained"),
     ("seedrl.commands", "seedrl.job"),
     ("seedrl.__main__", "envs_server.__main__"),
@@ -63,7 +64,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.device",
         "seedrl.models",
         "seedrl.policy",
+        "seedrl.columns",
         "seedrl.store",
+        "seedrl.algorithms",
         "seedrl.serving.service",
         "seedrl.serving.inference",
         "seedrl.serving.slots",
@@ -520,6 +523,14 @@ def targets() -> dict[str, str]:
 
 def test_makefile_targets_all_have_a_line_of_help() -> None:
     assert [name for name, meaning in targets().items() if not meaning] == []
+
+
+def test_makefile_train_installs_no_development_tools() -> None:
+    installs = {
+        target: re.findall(r"-e '\.\[(.+?)\]'", run("make", "--dry-run", "--always-make", target))
+        for target in ("train", "lint")
+    }
+    assert installs == {"train": ["all,plot"], "lint": ["all,plot", "dev"]}
 
 
 @pytest.mark.parametrize("line", documented("make"))

@@ -1,5 +1,6 @@
 """The live page in a real browser, served by a real endpoint: what people see, whatever the learner tells it."""
 
+import contextlib
 import itertools
 import json
 import math
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from seedrl.monitoring.endpoint import Endpoint, Page
-from seedrl.monitoring.page import live_page
+from seedrl.monitoring.pages import live_page
 from tests.browser import chromium, dom_of, screenshot
 
 ROWS = 120
@@ -37,7 +38,7 @@ def row_at(part: float) -> dict[str, Any]:
     shares = {"cycle/env": 0.5, "cycle/network": 0.1, "cycle/hold": 0.05, "cycle/fill": 0.15, "cycle/inference": 0.2}
     serving = {"serving/read": 0.2, "serving/forward": 0.3, "serving/hold": 0.1, "serving/idle": 0.4}
     learner = {"learner/wait": 0.25, "learner/forward": 0.25, "learner/backward": 0.5}
-    losses = {"loss/total": 1.5 - part, "loss/entropy": 1.8 - part, "loss/surprise": math.sin(9 * part)}
+    reported = {"grad_norm": 1.5 - part, "algorithm/td_error": 1.8 - part, "algorithm/surprise": math.sin(9 * part)}
     return {
         **{
             "seconds": 3600 * part,
@@ -46,8 +47,14 @@ def row_at(part: float) -> dict[str, Any]:
             "updates": int(4321 * part),
         },
         **{"episodes": int(900 * part), "return_mean_100": 40 * part - 21, "steps_per_second": 567.8 + 10 * part},
-        **{"updates_per_second": 1.25, "policy_lag": 2 + part, "learner_wait_fraction": 0.25, "store_fill": 0.4},
-        **{"backpressure_fraction": 0.03, "inference_batch": 20.0, **shares, **serving, **learner, **losses},
+        **{
+            "updates_per_second": 1.25,
+            "policy_lag": 2 + part,
+            "learner_wait_fraction": 0.25,
+            "store_fill": 0.4,
+            "reuse": 2.0,
+        },
+        **{"backpressure_fraction": 0.03, "inference_batch": 20.0, **shares, **serving, **learner, **reported},
     }
 
 
@@ -128,25 +135,28 @@ class Document(HTMLParser):
         self._open[-1].children.append(data)
 
 
-@pytest.fixture(scope="module")
-def serve() -> Iterator[Callable[..., str]]:
-    """Serves the page, with a script of the test, beside what it asks for. Every request is answered anew."""
+@contextlib.contextmanager
+def served(status: Callable[[], Any], rows: list[Any] | None = None, script: str = WATCHING) -> Iterator[str]:
+    """Serve the page, with a script of the test, beside what it asks for. Every request is answered anew."""
     chromium()
-    endpoints = []
-
-    def start(status: Callable[[], Any], rows: list[Any] | None = None, script: str = WATCHING) -> str:
-        page = live_page()
-        pages = {
-            "/": lambda: page._replace(content=page.content + f"<script>{script}</script>".encode()),
-            "/status.json": lambda: as_json(status()),
-            "/history.json": lambda: as_json({"rows": history() if rows is None else rows}),
-        }
-        endpoints.append(Endpoint("127.0.0.1:0", pages, clock=itertools.count().__next__))
-        return f"http://{endpoints[-1].start()}/"
-
-    yield start
-    for endpoint in endpoints:
+    page = live_page()
+    pages = {
+        "/": lambda: page._replace(content=page.content + f"<script>{script}</script>".encode()),
+        "/status.json": lambda: as_json(status()),
+        "/history.json": lambda: as_json({"rows": history() if rows is None else rows}),
+    }
+    endpoint = Endpoint("127.0.0.1:0", pages, clock=itertools.count().__next__)
+    try:
+        yield f"http://{endpoint.start()}/"
+    finally:
         endpoint.stop()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """serve(status, rows, script) returns the address of a page."""
+    with contextlib.ExitStack() as until_the_end:
+        yield lambda *arguments, **options: until_the_end.enter_context(served(*arguments, **options))
 
 
 def as_json(value: Any) -> Page:
@@ -167,10 +177,11 @@ def curve(document: Node, key: str) -> list[tuple[float, float]]:
 
 
 @pytest.fixture(scope="module")
-def seen(serve: Callable[..., str]) -> Node:
+def seen() -> Node:
     """A run with nothing wrong but one actor. Looked at once: a browser takes its time to start."""
     actors = [actor(number) for number in range(24)] + [actor(99, silent_seconds=12.0, reconnects=2)]
-    return look(serve(lambda: status(actors=actors)))
+    with served(lambda: status(actors=actors)) as url:
+        return look(url)
 
 
 def test_page_shows_a_run_at_one_look(seen: Node) -> None:
@@ -191,7 +202,7 @@ def test_page_shows_a_run_at_one_look(seen: Node) -> None:
         "return": "Return19 → 18▲ +4 in 6 min",
         "rate": "Steps per second5782.31k frames/s",
         "steps": "Steps2M / 5M40%, 1 h 26 min left",
-        "updates": "Updates per second1.254.32k so far",
+        "updates": "Updates per second1.254.32k so far, reuse 2",
         "lag": "Policy lag3store 40% full",
         "wait": "Learner waits25%actors held back 3%",
     }
@@ -201,7 +212,7 @@ def test_page_draws_every_curve(seen: Node) -> None:
     learned = curve(seen, "return_mean_100")
     assert len(learned) == ROWS
     assert learned == sorted(learned, key=lambda point: (point[0], -point[1])), "to the right and upwards"
-    for key in ("steps_per_second", "policy_lag", "loss/total", "loss/entropy", "loss/surprise"):
+    for key in ("steps_per_second", "policy_lag", "grad_norm", "algorithm/td_error", "algorithm/surprise"):
         assert len(curve(seen, key)) == ROWS, key
     for key in ("env", "network", "hold", "fill", "inference"):
         assert len(curve(seen, f"cycle/{key}")) == 2 * ROWS, key
@@ -231,9 +242,9 @@ def test_page_shows_hostile_names_as_text(serve: Callable[..., str]) -> None:
         verdict={"bottleneck": HOSTILE, "evidence": HOSTILE, "change": HOSTILE},
         **{"env": HOSTILE, "run_dir": HOSTILE, "state": HOSTILE, "device": HOSTILE, "version": HOSTILE},
     )
-    rows = [{**row, f"loss/{HOSTILE}": 1.0} for row in history()]
+    rows = [{**row, f"algorithm/{HOSTILE}": 1.0} for row in history()]
     seen = look(serve(lambda: told, rows))
-    for name in ("env", "state", "about", "verdict", "trouble", "actors", "losses"):
+    for name in ("env", "state", "about", "verdict", "trouble", "actors", "reported"):
         assert HOSTILE in seen.id(name).text, name
     assert len(seen.all("script")) == 2, "the page's and this test's"
     assert "owned" not in seen.all("title")[0].text.replace(HOSTILE, "")

@@ -16,6 +16,7 @@ from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.protocol import SessionProtocol
 from seedrl.serving.refusals import LINES
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.wire import codec
 from seedrl.wire.messages import (
@@ -83,7 +84,9 @@ class Endpoint:
         self.left: list[Session] = []
         self.metrics = ServingMetrics()
         self.batcher: Batcher[Request] = Batcher(max_rows=64, min_rows=1, max_wait=0.0)
-        self.sessions = SessionTable(config, job_seed=lambda session: session, on_leave=self.left.append)
+        self.sessions = SessionTable(
+            config, lambda session: session, planned_seats(config.actors), on_leave=self.left.append
+        )
         self.balance = Balance(self.sessions)
         self.protocol = SessionProtocol(
             config, self.sessions, self.balance, self.batcher, self.metrics, self.said.append

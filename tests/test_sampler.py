@@ -11,6 +11,7 @@ from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.history import History
 from seedrl.monitoring.sampler import CYCLE, Row, Sampler
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import SessionTable
 from seedrl.wire.messages import Hello, Report
 from tests.fakes import FakeClock
@@ -23,7 +24,7 @@ class Scene:
         self.config = LearnerConfig()
         self.clock = FakeClock()
         self.serving, self.learning = ServingMetrics(), LearningMetrics()
-        self.sessions = SessionTable(self.config, job_seed=lambda session: session)
+        self.sessions = SessionTable(self.config, lambda session: session, planned_seats(self.config.actors))
         self.session, _ = self.sessions.join(Hello("actor"))
         self.sampler = Sampler(
             self.config, self.serving, self.learning, self.sessions, seconds_before, clock=self.clock
@@ -67,6 +68,24 @@ def test_row_stages_are_shares_of_their_thread() -> None:
     assert row["learner_wait_fraction"] == row["learner/wait"] == 0.125
     assert (row["serving/forward"], row["serving/idle"], row["serving/read"]) == (0.75, 0.25, 0.0)
     assert sum(value for name, value in row.items() if name.startswith("learner/")) == pytest.approx(1.0)
+
+
+def test_row_reuse_counts_every_gradient_step_on_an_unroll() -> None:
+    scene = Scene()
+    scene.serving.unrolls_made, scene.learning.unrolls_trained, scene.learning.unroll_uses = 10, 10, 20
+    assert scene.row()["reuse"] == 2.0
+
+
+def test_row_has_every_value_that_the_algorithm_reports() -> None:
+    scene = Scene()
+    scene.learning.algorithm.update({"td_error": 0.5, "surprise": 2.0})
+    scene.learning.grad_norm = 3.0
+    row = scene.row()
+    assert {name: value for name, value in row.items() if name.startswith("algorithm/")} == {
+        "algorithm/td_error": 0.5,
+        "algorithm/surprise": 2.0,
+    }
+    assert row["grad_norm"] == 3.0
 
 
 def test_row_cycle_follows_littles_law() -> None:

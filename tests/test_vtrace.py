@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from seedrl.learning.vtrace import VTrace, vtrace
+from seedrl.algorithms.vtrace import VTrace, vtrace
 
 Array = NDArray[np.float64]
 

@@ -31,6 +31,7 @@ class Saver:
         self._damaged = 0  # found by `load`
         self._good_updates = 0  # when the newest was written
         self.newest = ""  # its name; empty for none
+        self.failure = ""  # why the latest one could not be written; empty if it was written
 
     def load(self) -> Checkpoint | None:
         """What the run goes on from; None for a new one. A damaged one is said, set aside, and the one before used."""
@@ -62,8 +63,10 @@ class Saver:
             files.save(self._directory, steps, checkpoint, config.keep, config.keep_best, config.milestones)
         except (OSError, RunDirectoryError) as error:
             self._learning.checkpoints_failed += 1
+            self.failure = str(error)
             self._say(f"learner: no checkpoint could be written ({error}); the one before is intact")
             return
+        self.failure = ""
         self._mark_newest()
         self._learning.checkpoint_timestamp_seconds = time.time()
         self._learning.checkpoint_seconds.observe(timer.lap("checkpoint") - began)

@@ -3,27 +3,36 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
 from seedrl.errors import ConfigError, RunDirectoryError
-from seedrl.learning.learner import Learner
-from seedrl.ranks.group import Ranks
-from seedrl.ranks.separate import RemoteLearner
 from seedrl.run import checkpoint as files
-from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.checkpoint import Checkpoint, Tensors
 from seedrl.run.totals import Counts, score_of
 from seedrl.specs import EnvSpec, decoded_spec, encoded_spec
 
 NEWEST, BEST = "newest", "best"
 
 
+class Restorable(Protocol):
+    """The part of a learner that a checkpoint holds."""
+
+    model: nn.Module
+
+    def tensors(self) -> Tensors: ...
+
+    def load(self, tensors: Tensors) -> None: ...
+
+
 @dataclass
 class Resumable:
     """The parts of a learner that survive it. Owned by the learner thread while that runs."""
 
-    learner: Learner | RemoteLearner
+    learner: Restorable
     generator: torch.Generator
     spec: EnvSpec
 
@@ -41,32 +50,35 @@ class Resumable:
         }
         return Checkpoint(tensors, state)
 
-    def restore(self, checkpoint: Checkpoint, is_first: bool = True) -> float:
-        """Puts a snapshot back, but for the counters; returns the seconds the run had taken.
+    def restore(self, checkpoint: Checkpoint, say: Callable[[str], None], is_first: bool = True) -> float:
+        """Restore everything but the counters; return the seconds the run had taken.
 
-        The generator is that of the first rank. Others have another one each.
+        The generator in a checkpoint is that of the first rank. The others have one each, seeded for every process.
         """
         state = checkpoint.state
         load_weights(self.learner.model, checkpoint)
-        if self.learner.optimizer is not None:
-            files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", checkpoint.tensors))
+        self.learner.load(checkpoint.tensors)
         if is_first:
-            self.generator.set_state(checkpoint.tensors["generator"])
+            self._restore_generator(checkpoint, say)
         return float(state["seconds"])
 
-
-def share_checkpoint(ranks: Ranks, checkpoint: Checkpoint | None) -> Checkpoint | None:
-    """Rank 0's, to all ranks, so that only its machine needs the run directory."""
-    if ranks.is_alone:
-        return checkpoint
-    state = ranks.share(None if checkpoint is None else checkpoint.state)
-    if state is None:
-        return None
-    return Checkpoint(ranks.share_tensors({} if checkpoint is None else checkpoint.tensors), state)
+    def _restore_generator(self, checkpoint: Checkpoint, say: Callable[[str], None]) -> None:
+        """Restore the random numbers, or seed them again if the checkpoint is from another kind of device."""
+        saved = checkpoint.tensors["generator"]
+        if saved.shape == self.generator.get_state().shape:
+            self.generator.set_state(saved)
+            return
+        updates = checkpoint.state["learning"]["updates"]
+        origin = np.random.SeedSequence([self.generator.initial_seed(), updates])
+        self.generator.manual_seed(int(origin.generate_state(1)[0]))
+        say(
+            f"learner: the checkpoint was written on another kind of device than {self.generator.device}, whose random "
+            f"numbers cannot be continued here; they are seeded again from the seed and {updates:,} updates"
+        )
 
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:
-    """Return the spaces that a run was trained on."""
+    """The spaces a run was trained on."""
     try:
         return decoded_spec(checkpoint.state["spec"])
     except (KeyError, TypeError, AttributeError) as error:

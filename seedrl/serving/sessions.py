@@ -1,18 +1,19 @@
 """The open sessions, their leases, traffic and reports. Knows nothing of gRPC, models or unrolls."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import LearnerConfig, evaluation_envs, group_size
+from seedrl.config import LearnerConfig, group_size
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
 from seedrl.rows import RESET, Rows
 from seedrl.serving.lease import Lease
+from seedrl.serving.seats import ON_POLICY, Exploration, Seat, Seats
 from seedrl.specs import EnvSpec
 from seedrl.wire.codec import ENV_ID, FLAGS, REWARD
 from seedrl.wire.layout import shared_bytes
@@ -27,16 +28,6 @@ FRAME_BYTES = 1024  # of a Step, besides its rows
 OTHER_BYTES = ENV_ID.itemsize + REWARD.itemsize + FLAGS.itemsize  # of a row, besides its observation
 
 PAUSES = {Command.PAUSE: True, Command.RESUME: False}  # command → whether sessions are paused then
-
-
-class Exploration(NamedTuple):
-    """How an actor's actions are drawn; see Actions.explored."""
-
-    temperature: float = 1.0
-    epsilon: float = 0.0
-
-
-ON_POLICY = Exploration()
 
 
 @dataclass(eq=False, slots=True)
@@ -83,8 +74,6 @@ class Session:
     id: int
     hello: Hello
     lease: Lease
-    evaluates: NDArray[np.bool_] | None = None  # [num_envs]  which are for evaluation: never trained on; None: none
-    exploration: Exploration = ON_POLICY
     peer: str = ""  # the actor's address, as gRPC sees it
     policy_version: int | None = None  # of the policy that chose its newest actions
     has_joined: bool = False  # its Ready was accepted
@@ -163,25 +152,24 @@ class Request:
     def rows(self) -> int:
         return len(self.slots)
 
-    @property
-    def evaluates(self) -> NDArray[np.bool_] | bool:
-        """Which rows are for evaluation, [n] or all alike."""
-        evaluates = self.session.evaluates
-        return False if evaluates is None else evaluates[self.content.env_id]
+
+def check_message_size(config: LearnerConfig, spec: EnvSpec) -> None:
+    """Raise Mismatch if the rows of a group do not fit a message."""
+    rows = group_size(config)
+    largest = rows * (spec.row_bytes + OTHER_BYTES) + FRAME_BYTES
+    if largest > MAX_MESSAGE_BYTES:
+        raise Mismatch(
+            f"spaces: {rows} rows of {spec} take {largest} bytes, and a message may have {MAX_MESSAGE_BYTES}; "
+            "raise actors.groups on the learner"
+        )
 
 
-def _changed(exploration: Exploration, order: ControlRequest) -> Exploration:
-    changes = {"temperature": order.temperature, "epsilon": order.epsilon}
-    changed = exploration._replace(**{name: value for name, value in changes.items() if value is not None})
-    return changed if changed != ON_POLICY else ON_POLICY
+def session_seed(run_seed: int, earlier_processes: int, session_id: int, rank: int = 0) -> int:
+    """Return the seed of a session's environments. It is the same if a run is repeated, and otherwise never twice.
 
-
-def session_seed(run_seed: int, resumed_at: int, session_id: int, rank: int = 0) -> int:
-    """Seeds a session's environments: unlike any other session's, also before a resume; the same if a run is repeated.
-
-    `resumed_at` is the number of updates this process began with.
+    `earlier_processes` counts the learner processes that the run had before this one, whatever became of them.
     """
-    origin = [run_seed, resumed_at, session_id, *([rank] if rank else [])]
+    origin = [run_seed, earlier_processes, session_id, *([rank] if rank else [])]
     return int(np.random.SeedSequence(origin).generate_state(1)[0]) >> 2
 
 
@@ -191,24 +179,23 @@ class SessionTable:
 
     config: LearnerConfig
     job_seed: Callable[[int], int]  # session id → seed of its environments
+    plan: Sequence[Seat]  # the seats of each actor's environments
     check_spec: Callable[[EnvSpec], None] = lambda spec: None  # raises Mismatch for spaces that cannot be held
     on_leave: Callable[[Session], None] = lambda session: None  # called when a session has ended, except at the end
     spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
     open: dict[int, Session] = field(default_factory=dict)
     is_open: bool = True  # for new sessions; open ones continue either way
     is_draining: bool = False  # the learner is about to end
-    evaluates_all: bool = False  # nothing is trained on
     exploration: Exploration = ON_POLICY  # of sessions to come
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of environments, by actor; "" for all
+    seats: Seats = field(init=False)  # of all slots
     _opened: int = 0
-    _free: list[int] = field(default_factory=list)
+    _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._free = list(range(self.config.serving.max_slots))
-        actors = self.config.actors
-        evaluates = np.full(actors.envs, self.evaluates_all)
-        evaluates[evaluation_envs(actors)] = True
-        self._evaluates = evaluates if evaluates.any() else None
+        slots = self.config.serving.max_slots
+        self.seats = Seats(slots)
+        self._free = list(range(slots))
 
     def superseded_by(self, hello: Hello) -> Session | None:
         """Return the open session of the same process, if any. Raises Superseded if that one is the newer."""
@@ -240,10 +227,10 @@ class SessionTable:
             id=self._opened,
             hello=hello,
             lease=Lease(np.array(slots, np.int64), np.full(actors.envs, RESET, np.uint8)),
-            evaluates=self._evaluates,
-            exploration=self.exploration,
             peer=peer,
         )
+        self.seats.assign(session.lease.slots, self.plan)
+        self.seats.explore(session.lease.slots, *self.exploration)
         self.open[session.id] = session
         return session, self._welcome(session)
 
@@ -290,11 +277,11 @@ class SessionTable:
         if order.open is not None:
             self.is_open = order.open
         if not order.actor:
-            self.exploration = _changed(self.exploration, order)
+            self.exploration = self.exploration.changed(order.temperature, order.epsilon)
         if order.options:
             self.options[order.actor] = {**self.options.get(order.actor, {}), **order.options}
         for session in concerned:
-            session.exploration = _changed(session.exploration, order)
+            self.seats.explore(session.lease.slots, order.temperature, order.epsilon)
             if order.command in PAUSES:
                 session.is_paused = PAUSES[order.command]
                 session.traffic.heard = time.monotonic()
@@ -302,13 +289,7 @@ class SessionTable:
 
     def agree(self, spec: EnvSpec) -> None:
         """Take the first spaces announced as those of the run. Raises Mismatch if these differ from them."""
-        rows = group_size(self.config)
-        largest = rows * (spec.row_bytes + OTHER_BYTES) + FRAME_BYTES
-        if largest > MAX_MESSAGE_BYTES:
-            raise Mismatch(
-                f"spaces: {rows} rows of {spec} take {largest} bytes, and a message may have {MAX_MESSAGE_BYTES}; "
-                "raise actors.groups on the learner"
-            )
+        check_message_size(self.config, spec)
         if not self.spec.done():
             self.check_spec(spec)
             self.spec.set_result(spec)

@@ -77,7 +77,7 @@ def _front_matter(config: LearnerConfig, summary: Json) -> Iterator[str]:
 
 
 def _opening(config: LearnerConfig, summary: Json) -> str:
-    words = f"A policy for `{config.env.id}`, trained with V-trace by seedrl"
+    words = f"A policy for `{config.env.id}`, trained by seedrl"
     if not summary:
         return f"{words}. The run has not ended in order yet, so there is no summary of it."
     return (
