@@ -79,7 +79,6 @@ class ServingConfig:
     max_rows: int = key(256, "rows of a full batch")
     min_rows: int = key(1, "rows worth waking an idle device for; fewer wait up to max_wait")
     max_wait: float = key(0.005, "seconds the oldest row waits for min_rows")
-    max_message_mb: int = key(64, "largest message accepted, MiB")
     max_silence: float = key(120.0, "seconds an actor may take for a step before it is sent away; 0 for any time")
     shared_memory: bool = key(True, "actors of this user on this machine put large observations into shared memory")
 
