@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from seedrl.rows import ENDED, RESET, TERMINATED, Rows
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.types import ModelInput, ModelOutput
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 
 
 class FakeClock:
-    """Seconds that pass only when told to."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self) -> None:
         self.now = 100.0

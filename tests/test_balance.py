@@ -7,8 +7,9 @@ import pytest
 from seedrl.config import LearnerConfig
 from seedrl.serving import balance as module
 from seedrl.serving.balance import Balance, Endpoint, own_address
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import Session, SessionTable
-from seedrl.wire.codec import Hello, Report
+from seedrl.wire.messages import Hello, Report
 from tests.fakes import FakeClock
 
 ENVS = 4
@@ -27,7 +28,7 @@ class Cluster:
         for number, name in enumerate(names):
             config = LearnerConfig()
             config.serving.max_slots, config.actors.envs = slots, ENVS
-            self.tables[name] = SessionTable(config, job_seed=lambda session_id: session_id)
+            self.tables[name] = SessionTable(config, lambda session_id: session_id, planned_seats(config.actors))
             self.balances[name] = Balance(self.tables[name], seed=seed + number, clock=self.clock)
             self.balances[name].address = name
         self.agree()
@@ -54,8 +55,8 @@ class Cluster:
         """Every actor of these endpoints reports."""
         for name, seconds in round_trips.items():
             for session in self.tables[name].open.values():
-                session.recent = Report(requests=100, round_trip_seconds=100 * seconds)
-                session.reported = self.clock()
+                session.reports.recent = Report(requests=100, round_trip_seconds=100 * seconds)
+                session.reports.received = self.clock()
         self.agree()
 
     def arrive(self, at: str) -> str:

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -31,6 +30,7 @@ from seedrl.monitoring.endpoint import Endpoint, Page
 from seedrl.run.directory import plain
 from seedrl.wire.certificates import make
 from seedrl.wire.security import exposures
+from tests.integration.support import grpc_server
 from tests.integration.waiting import free_address
 from tests.manifests import GOLDEN, VARIANTS, documents, job_of, objects, rendered, stable
 from tests.programs import needed
@@ -195,6 +195,7 @@ def test_torchrun_gives_rank_0_to_the_first_name_whoever_comes_first(tmp_path: P
     finally:
         for process in started.values():
             process.kill()
+            process.communicate()
     assert said == {"127.0.0.1": "rank 0 of 2", "127.0.0.2": "rank 1 of 2"}
 
 
@@ -366,18 +367,18 @@ def test_only_pages_are_open_unless_the_job_is_insecure(variant: str) -> None:
 def test_certificate_of_the_instructions_is_for_every_name_of_the_learner(host: str, is_covered: bool) -> None:
     """As gRPC sees it, which has rules of its own for names with a star."""
     made = make(CertsConfig(hosts=rendered("two_ranks").certificate_hosts))
-    server = grpc.server(ThreadPoolExecutor(1))
     pair = (made["server.key"], made["server.pem"])
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], made["ca.pem"], True))
     own = grpc.ssl_channel_credentials(made["ca.pem"], made["client.key"], made["client.pem"])
-    server.start()
-    name = [("grpc.ssl_target_name_override", host)]
-    with grpc.secure_channel(f"127.0.0.1:{port}", own, options=name) as channel:
-        states: Queue[grpc.ChannelConnectivity] = Queue()
-        channel.subscribe(states.put, try_to_connect=True)
-        ends = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
-        state = next(state for state in iter(lambda: states.get(timeout=60), None) if state in ends)
-    server.stop(None)
+    with grpc_server(threads=1) as server:
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], made["ca.pem"], True))
+        server.start()
+        name = [("grpc.ssl_target_name_override", host)]
+        with grpc.secure_channel(f"127.0.0.1:{port}", own, options=name) as channel:
+            states: Queue[grpc.ChannelConnectivity] = Queue()
+            channel.subscribe(states.put, try_to_connect=True)
+            ends = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+            state = next(state for state in iter(lambda: states.get(timeout=60), None) if state in ends)
+            channel.unsubscribe(states.put)
     assert state is (ends[0] if is_covered else ends[1])
 
 

@@ -14,14 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from seedrl.config import Engine, LearnerConfig, RunConfig, modules_of, serving_ranks
+from seedrl.config import Engine, LearnerConfig, RunConfig
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.launching.children import Child, Crashes, Process, signal_of, start_module
 from seedrl.launching.environment import variables
 from seedrl.launching.overrides import override
 from seedrl.launching.torchrun import failed_codes, failed_codes_of_newest_attempt
+from seedrl.plugins import modules_of
 from seedrl.run.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.run.directory import RunDirectory
+from seedrl.sizes import serving_ranks
 from seedrl.status import DRAINED
 from seedrl.validation import check_job
 from seedrl.wire.address import address_of_rank, refuse_if_taken

@@ -8,10 +8,11 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from seedrl.config import ActorConfig, Engine, LearnerConfig, RunConfig, SecurityConfig, is_own, modules_of
+from seedrl.config import ActorConfig, Engine, LearnerConfig, RunConfig, SecurityConfig
 from seedrl.errors import require
 from seedrl.launching.placement import ACTOR, LEARNER
 from seedrl.monitoring.endpoint import AUTO, AUTO_PORT, address_of
+from seedrl.plugins import is_own, modules_of
 from seedrl.run.directory import plain, restored
 from seedrl.validation import check, check_actor, check_placement
 from seedrl.wire.security import is_local, is_socket

@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec, discrete, leaves, tree_map
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.waiting import eventually
 
@@ -92,7 +90,7 @@ def test_space_is_streamed_and_trained_on(
     eventually(lambda: learner.service.learning.updates >= 3 or learner.ended())
     assert learner.service.learning.skipped_updates == 0
     assert actor.pools[0].wrong == []
-    assert learner.service.sessions.spec.result() == spec
+    assert learner.service.inference.sessions.spec.result() == spec
 
 
 def test_mask_of_the_environment_forbids_choices(start_learner: StartLearner, start_actor: StartActor) -> None:
