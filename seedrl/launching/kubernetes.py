@@ -90,7 +90,7 @@ def _settings(job: PodSettings) -> Manifest:
 
 
 def _claim(job: PodSettings) -> Manifest:
-    launch = job.job.launch
+    launch = job.run.launch
     spec: Body = {
         "accessModes": ["ReadWriteOnce" if job.ranks == 1 else "ReadWriteMany"],
         "resources": {"requests": {"storage": gibibytes(launch.storage_gb)}},
@@ -144,7 +144,7 @@ def _stateful_set(job: PodSettings) -> Manifest:
 
 def _deployment(job: PodSettings) -> Manifest:
     spec = {
-        **({} if job.is_elastic else {"replicas": job.job.actors.count}),
+        **({} if job.is_elastic else {"replicas": job.run.actors.count}),
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
         "selector": {"matchLabels": labels(job, ACTOR)},
         "template": actor_pod(job, _digest(job, ACTOR)),
@@ -170,7 +170,7 @@ def _budget(job: PodSettings, role: str, unavailable: int | str) -> Manifest:
 
 
 def _autoscaler(job: PodSettings) -> Manifest:
-    actors = job.job.actors
+    actors = job.run.actors
     selector = {"matchLabels": {"app_kubernetes_io_instance": job.name}}
     external = {
         "metric": {"name": DESIRED_ACTORS, "selector": selector},

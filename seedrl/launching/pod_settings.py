@@ -33,25 +33,25 @@ class PodSettings:
     """Everything that the manifests of a job are made of."""
 
     name: str
-    job: RunConfig
+    run: RunConfig  # as it was asked for
     learner: LearnerConfig
     actor: ActorConfig
 
     @property
     def namespace(self) -> str:
-        return self.job.launch.namespace
+        return self.run.launch.namespace
 
     @property
     def ranks(self) -> int:
-        return self.job.ranks.count
+        return self.run.ranks.count
 
     @property
     def is_secure(self) -> bool:
-        return not self.job.security.allow_insecure
+        return not self.run.security.allow_insecure
 
     @property
     def is_elastic(self) -> bool:
-        return self.job.actors.at_most > 0
+        return self.run.actors.at_most > 0
 
     @property
     def port(self) -> int:

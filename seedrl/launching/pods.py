@@ -26,12 +26,12 @@ def labels(job: PodSettings, role: str = "") -> dict[str, str]:
 
 
 def learner_pod(job: PodSettings, digest: str) -> Body:
-    needs = job.job.launch.learner
+    needs = job.run.launch.learner
     several = job.ranks > 1
     own_name = [f"ranks.advertise=$(POD_NAME).{job.domain}"] if several else []
     container = {
         "name": LEARNER,
-        "image": image(job.job.launch.image, LEARNER),
+        "image": image(job.run.launch.image, LEARNER),
         "command": _torchrun(job) if several else ["python", "-m", "seedrl"],
         "args": ["learner", *_settings_of(LEARNER), *own_name],
         "ports": [_port("grpc", job.port), _port("metrics", job.pages_port)],
@@ -43,16 +43,16 @@ def learner_pod(job: PodSettings, digest: str) -> Body:
     container["volumeMounts"].append({"name": "run", "mountPath": str(RUNS)})
     pod = _pod(job, LEARNER, needs, container, digest)
     pod["spec"]["volumes"].append({"name": "run", "persistentVolumeClaim": {"claimName": f"{job.name}-run"}})
-    if Placement.spread in job.job.launch.placement:
+    if Placement.spread in job.run.launch.placement:
         pod["spec"]["topologySpreadConstraints"] = [_evenly(job, LEARNER)]
     return pod
 
 
 def actor_pod(job: PodSettings, digest: str) -> Body:
-    needs = job.job.launch.actor
+    needs = job.run.launch.actor
     container = {
         "name": ACTOR,
-        "image": image(job.job.launch.image, ACTOR),
+        "image": image(job.run.launch.image, ACTOR),
         "command": ["python", "-m", "envs_server"],
         "args": [*_settings_of(ACTOR), "name=$(POD_NAME)"],
         "ports": [_port("metrics", job.pages_port)],
@@ -75,7 +75,7 @@ def _torchrun(job: PodSettings) -> list[str]:
         f"--rdzv-id={job.name}",
         f"--rdzv-endpoint={job.first_rank}:{RENDEZVOUS_PORT}",
         f"--local-addr=$(POD_NAME).{job.domain}",
-        f"--max-restarts={job.job.max_restarts}",
+        f"--max-restarts={job.run.max_restarts}",
         *("-m", "seedrl"),
     ]
 
@@ -152,7 +152,7 @@ def _volumes(job: PodSettings, role: str) -> list[Body]:
 def _variables(job: PodSettings, needs: RoleConfig, ours: dict[str, str]) -> list[Body]:
     """Kubernetes gives the names of the pod and its node; POD_NAME is first, because arguments refer to it."""
     fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
-    chosen = {"HOME": "/tmp", **ours, **job.job.launch.env, **needs.env}
+    chosen = {"HOME": "/tmp", **ours, **job.run.launch.env, **needs.env}
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in chosen.items()),
@@ -198,7 +198,7 @@ def _every(seconds: int, failures: int, question: Body) -> Body:
 
 def _placement(job: PodSettings) -> Body:
     """Return where actors may go. Kubernetes applies this when it schedules a pod and never moves it later."""
-    launch = job.job.launch
+    launch = job.run.launch
     placement: Body = {}
     constraints = []
     if Placement.collocate in launch.placement:

@@ -43,7 +43,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _instructions(job: PodSettings, directory: Path) -> list[str]:
-    actors = job.job.actors
+    actors = job.run.actors
     count = f"{actors.count} to {actors.at_most}" if job.is_elastic else actors.count
     where = shlex.quote(str(directory))
     return [
