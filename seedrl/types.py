@@ -1,6 +1,6 @@
-"""The tensor bundles that travel inside the learner. T+1 rows per unroll, B unrolls, N rows of a batch.
+"""The tensor bundles inside the learner: T+1 rows per unroll, B unrolls per train batch, N rows per batch.
 
-Knows nothing of who makes or reads them. A row is one step: what the environment showed and what the policy did.
+A row is one step: what the environment returned and what the policy did. Knows nothing of where tensors come from.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ class ModelInput(NamedTuple):
     reset: Tensor  # [T+1, B]  bool, first row of an episode: core_state is zeroed before it
 
     def tree_map(self, function: Callable[[Tensor], Tensor]) -> "ModelInput":
-        """The same of what a function makes of every tensor."""
+        """Apply a function to every tensor."""
         observation, *others = self
         return ModelInput(tree_map(function, observation), *map(function, others))
 
 
 class ModelOutput(NamedTuple):
-    logits: Tensor  # [T+1, B, P]  what actions are drawn from; see seedrl/actions.py
+    logits: Tensor  # [T+1, B, P]  parameters of the distribution of actions; see seedrl/actions.py
     value: Tensor  # [T+1, B]
 
 

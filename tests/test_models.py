@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.config import ModelConfig
+from seedrl.config import EnvConfig, LearnerConfig, ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic, LstmCore, Masked, PopArt, core_size_of, popart_of
-from seedrl.models.build import Encoders, build_model
+from seedrl.models.build import Encoders, build_model, build_run_model
 from seedrl.models.images import Centre, GridEncoder, ImageEncoder
 from seedrl.models.mlp import MlpEncoder, Normalize
 from seedrl.specs import ArraySpec, EnvSpec, discrete
@@ -319,7 +319,7 @@ def test_normalize_keeps_outliers_in_reach() -> None:
         assert normalize(torch.tensor([[1e9], [-1e9]])).tolist() == [[10.0], [-10.0]]
 
 
-# Categorical that the environment forbids
+# Choices that the environment forbids
 
 
 def test_masked_model_never_gives_a_forbidden_choice_a_chance() -> None:
@@ -350,3 +350,9 @@ def test_model_of_a_dict_joins_what_each_network_makes_of_its_leaf() -> None:
     assert [type(encoder) for encoder in model.encoder.encoders] == [MlpEncoder, GridEncoder]
     assert model.encoder.size == 16 + 128
     assert model.core_size == 8
+
+
+def test_build_run_model_stacks_frames_and_seeds_as_the_settings_say() -> None:
+    config = LearnerConfig(env=EnvConfig(frame_stack=2), model=ModelConfig(layers=[8]), seed=3)
+    model = build_run_model(config, make_spec((4,)))
+    assert same(weights(model), weights(build_model(config.model, make_spec((8,)), seed=3)))

@@ -1,4 +1,4 @@
-"""Networks for vectors and categories, and a nearly free one for measuring."""
+"""Networks for vectors and categories, and one that costs almost nothing, for benchmarks."""
 
 import math
 from itertools import pairwise
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seedrl.models.base import SLOWEST, scaled
+from seedrl.models.base import MIN_SHARE, scaled
 from seedrl.specs import ArraySpec
 
-REACH = 10.0  # standard deviations
+MAX_DEVIATIONS = 10.0  # standard deviations from the mean; values beyond are clipped
 
 
 class MlpEncoder(nn.Module):
-    """Gaussian as they are (bytes in units of 255), or normalised; categories as one of many."""
+    """Fully connected layers. Values enter as they are (bytes divided by 255) or normalised, categories one-hot."""
 
     def __init__(self, observation: ArraySpec, sizes: list[int], normalize: bool = False) -> None:
         super().__init__()
@@ -37,10 +37,10 @@ class MlpEncoder(nn.Module):
 
 
 class Normalize(nn.Module):
-    """Rows [N, size] minus their running mean, in running standard deviations.
+    """Normalises rows [N, size] by their running mean and standard deviation.
 
-    Both are learned in training only, and published and saved with the weights: what inference saw of a row is what
-    the weights of that version make of it.
+    Both are learned in training only, and published and saved with the weights: training sees a row as inference saw
+    it with the weights of the same version.
     """
 
     mean: Tensor
@@ -55,7 +55,7 @@ class Normalize(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         variance = (self.square - self.mean.square()).clamp(min=1e-6)
-        normal = ((rows - self.mean) * variance.rsqrt()).clamp(-REACH, REACH)
+        normal = ((rows - self.mean) * variance.rsqrt()).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
         if torch.is_grad_enabled():
             self._learn(rows.detach())
         return normal
@@ -63,13 +63,13 @@ class Normalize(nn.Module):
     @torch.no_grad()
     def _learn(self, rows: Tensor) -> None:
         self.seen += 1
-        share = (1 / self.seen).clamp(min=SLOWEST)
+        share = (1 / self.seen).clamp(min=MIN_SHARE)
         self.mean.lerp_(rows.mean(dim=0), share)
         self.square.lerp_(rows.square().mean(dim=0), share)
 
 
 class TinyEncoder(nn.Module):
-    """64 entries of the observation, evenly spaced: nearly free, so that a run with it measures everything else."""
+    """64 evenly spaced entries of the observation: so cheap that a run measures everything but the network."""
 
     def __init__(self, observation: ArraySpec) -> None:
         super().__init__()
