@@ -130,11 +130,13 @@ def test_model_every_parameter_gets_a_gradient(name: str, lstm: int) -> None:
     assert [n for n, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()] == []
 
 
-@every_model
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("name", ["mlp", "nature", "impala", "grid", "tiny"])
 @with_and_without_lstm
-def test_model_leaves_its_inputs_alone(name: str, lstm: int) -> None:
-    model = built(name, lstm)
-    inputs, core_state = model_input(SPECS[name], rows=3, batch=2), core_of(model, batch=2)
+def test_model_leaves_its_inputs_alone(name: str, lstm: int, dtype: str) -> None:
+    spec = make_spec((2, 36, 36), dtype)
+    model = build_model(ModelConfig(name=name, layers=[16], lstm=lstm), spec, seed=1)
+    inputs, core_state = model_input(spec, rows=3, batch=2), core_of(model, batch=2)
     before = [tensor.clone() for tensor in (*inputs, core_state)]
     model(inputs, core_state)
     assert all(torch.equal(*pair) for pair in zip(before, (*inputs, core_state), strict=True))

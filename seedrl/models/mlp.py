@@ -77,4 +77,4 @@ class TinyEncoder(nn.Module):
         self.size = -(-math.prod(observation.shape) // self.stride)
 
     def forward(self, observation: Tensor) -> Tensor:
-        return observation.flatten(1)[:, :: self.stride].float().mul_(1 / 255)
+        return observation.flatten(1)[:, :: self.stride].float() * (1 / 255)
