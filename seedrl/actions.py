@@ -127,7 +127,7 @@ class Gaussian:
 
     def _mean_and_log_std(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = parameters.chunk(2, dim=-1)
-        return mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
+        return mean, bounded_log_std(log_std)
 
 
 class Actions:
@@ -197,6 +197,32 @@ class Actions:
 
     def _by_part(self, parameters: Tensor) -> tuple[Tensor, ...]:
         return parameters.split(self._parameters, dim=-1) if len(self._parts) > 1 else (parameters,)
+
+
+def bounded_log_std(log_std: Tensor) -> Tensor:
+    """Clamp log standard deviations, with gradients that lead back into the range from outside.
+
+    The gradient of `clamp` is zero outside of its range: a weight that an entropy bonus has pushed out would stay out
+    for ever. A gradient that always passes would let the bonus push without limit. So outside of the range only the
+    gradients pass whose descent leads inwards. Inside, values and gradients are those of `clamp`.
+    """
+    if torch.is_grad_enabled() and log_std.requires_grad:
+        bounded: Tensor = _InwardClamp.apply(log_std)  # type: ignore[no-untyped-call]
+        return bounded
+    return log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)  # inference, and an exported policy: no gradient is needed
+
+
+class _InwardClamp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, log_std: Tensor) -> Tensor:
+        ctx.save_for_backward(log_std)
+        return log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (log_std,) = ctx.saved_tensors
+        leads_out = ((log_std > MAX_LOG_STD) & (gradient < 0)) | ((log_std < MIN_LOG_STD) & (gradient > 0))
+        return gradient.masked_fill(leads_out, 0)
 
 
 def _parts(leaf: ActionSpec, squash: bool) -> list[Categorical | Gaussian]:

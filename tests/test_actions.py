@@ -1,5 +1,6 @@
 """Distributions of actions, compared with those of torch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Normal
 
-from seedrl.actions import MAX_LOG_STD, MIN_LOG_STD, Actions
+from seedrl.actions import MAX_LOG_STD, MIN_LOG_STD, Actions, bounded_log_std
 from seedrl.models.base import FORBIDDEN
 from seedrl.specs import ActionSpec, ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec, discrete, leaves
 
@@ -136,6 +137,64 @@ def test_features_tell_actions_apart(tree: Any) -> None:
     features = actions.features(drawn)
     assert features.shape == (50, actions.feature_size)
     assert len(features.unique(dim=0)) == len(drawn.unique(dim=0))
+
+
+# Log standard deviations that have left their range
+
+
+def descend(loss: Callable[[Tensor], Tensor], log_std: float, steps: int) -> list[float]:
+    """Train a log standard deviation with Adam on a loss of the parameters [100, 2]; return its value at each step."""
+    weight = torch.nn.Parameter(torch.tensor(log_std))
+    optimizer = torch.optim.Adam([weight], lr=0.01)
+    seen = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(torch.stack([torch.zeros(100), weight.expand(100)], dim=-1)).backward()
+        optimizer.step()
+        seen.append(weight.item())
+    return seen
+
+
+@pytest.mark.parametrize(("start", "deviation"), [(MAX_LOG_STD + 0.5, 0.1), (MIN_LOG_STD - 0.5, 0.02)])
+def test_log_std_outside_of_its_range_comes_back_to_where_the_loss_leads(start: float, deviation: float) -> None:
+    actions, _ = make_actions(ContinuousSpec((-1.0,), (1.0,), (1,)))
+    good = deviation * torch.randn(100, 1, generator=torch.Generator().manual_seed(1))
+    seen = descend(lambda parameters: -actions.log_prob(parameters, good).mean(), start, steps=1500)
+    assert seen[-1] == pytest.approx(float(good.square().mean().sqrt().log()), abs=0.02)
+
+
+@pytest.mark.parametrize(("sign", "bound"), [(1.0, MAX_LOG_STD), (-1.0, MIN_LOG_STD)])
+def test_log_std_with_an_entropy_bonus_alone_stays_near_its_bound(sign: float, bound: float) -> None:
+    actions, _ = make_actions(ContinuousSpec((-1.0,), (1.0,), (1,)))
+    seen = descend(lambda parameters: -sign * 0.01 * actions.entropy(parameters).mean(), bound - sign, steps=3000)
+    assert abs(seen[-1] - bound) < 0.2  # the momentum of Adam carries it some ten steps further
+    assert max(abs(value) for value in seen) < abs(bound) + 0.2
+
+
+def test_log_std_of_a_network_that_outputs_it_comes_back_too() -> None:
+    actions, _ = make_actions(ContinuousSpec((-1.0,), (1.0,), (1,)))
+    torch.manual_seed(1)
+    network, features = torch.nn.Linear(3, 2), torch.randn(64, 3)
+    torch.nn.init.constant_(network.bias, 2 * MAX_LOG_STD)
+    torch.nn.init.uniform_(network.weight, -0.1, 0.1)
+    assert network(features)[:, 1].min() > MAX_LOG_STD
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
+    for _ in range(500):
+        optimizer.zero_grad()
+        (-actions.log_prob(network(features), torch.zeros(64, 1)).mean()).backward()
+        optimizer.step()
+    assert network(features)[:, 1].max() < MAX_LOG_STD
+
+
+def test_log_std_inside_of_its_range_has_the_values_and_gradients_of_a_clamp() -> None:
+    ours, theirs = (torch.linspace(MIN_LOG_STD, MAX_LOG_STD, 50).requires_grad_() for _ in range(2))
+    (bounded_log_std(ours).square().sum()).backward()
+    (theirs.clamp(MIN_LOG_STD, MAX_LOG_STD).square().sum()).backward()
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert torch.equal(ours.grad, theirs.grad)
+    outside = torch.tensor([-9.0, 9.0])
+    assert bounded_log_std(outside.requires_grad_()).tolist() == bounded_log_std(outside.detach()).tolist() == [-5, 2]
 
 
 # Exploration, compared with probabilities
