@@ -44,8 +44,8 @@ from seedrl.config import (
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.launching.children import end_with_parent
 from seedrl.launching.torchrun import is_under_torchrun, leave_note
-from seedrl.ranks.identity import identity
 from seedrl.ranks.settings import shard_of
+from seedrl.run.identity import identity
 from seedrl.validation import check
 from seedrl.wire.address import refuse_if_taken
 

@@ -3,30 +3,18 @@
 Knows nothing of Hydra; `commands` composes these and hands them down as plain dataclasses.
 """
 
-import copy
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.schema import group, key
 
 MISSING = "???"  # how Hydra spells a value that has to be given
 OWN = "own"  # env.id of environments that actors bring; own/NAME gives them a name
 TOKEN_VARIABLE = "SEEDRL_TOKEN"  # the environment's, for whoever has no token file
-
-
-def key(default: Any, meaning: str) -> Any:
-    """A setting with its default and the sentence `--help` shows for it."""
-    return field(default_factory=lambda: copy.deepcopy(default), metadata={"meaning": meaning})
-
-
-def group(schema: type) -> Any:
-    return field(default_factory=schema)
-
-
-class Optimizer(Enum):
-    adam = "adam"
-    rmsprop = "rmsprop"
 
 
 class Display(Enum):
@@ -96,34 +84,6 @@ class ModelConfig:
 
 
 @dataclass
-class AlgorithmConfig:
-    unroll_length: int = key(20, "steps of one environment per unroll (T)")
-    batch_size: int = key(16, "unrolls per update (B)")
-    passes: int = key(1, "updates on each train batch: more learn more of every step and less of the newest")
-    discount: float = key(0.99, "discount per step")
-    rho_bar: float = key(1.0, "V-trace: clip of the importance weight in the value target")
-    c_bar: float = key(1.0, "V-trace: clip of the trace coefficient")
-    pg_rho_bar: float = key(1.0, "V-trace: clip of the importance weight in the policy gradient")
-    trace_lambda: float = key(1.0, "V-trace: lambda, 1 for the paper's n-step targets")
-    entropy_cost: float = key(0.01, "weight of the entropy bonus")
-    entropy_cost_end: float | None = key(
-        None, "entropy_cost at stop.env_steps, reached linearly; null keeps it constant"
-    )
-    value_cost: float = key(0.5, "weight of the value loss")
-    reward_scale: float = key(1.0, "factor on rewards, before clipping")
-    reward_clip: float = key(0.0, "rewards are clipped to ± this for training; 0 for no clipping")
-    optimizer: Optimizer = key(Optimizer.adam, "adam | rmsprop")
-    learning_rate: float = key(1e-3, "step size")
-    learning_rate_end: float | None = key(
-        None, "learning_rate at stop.env_steps, reached linearly; null keeps it constant"
-    )
-    epsilon: float = key(1e-5, "the optimizer's epsilon")
-    rmsprop_decay: float = key(0.99, "rmsprop: decay of the squared-gradient average")
-    rmsprop_momentum: float = key(0.0, "rmsprop: momentum")
-    max_grad_norm: float = key(40.0, "gradients are scaled down to this norm; 0 for no clipping")
-
-
-@dataclass
 class ServingConfig:
     max_slots: int = key(1024, "environments served at once; further actors are refused")
     max_rows: int = key(256, "rows of a full batch")
@@ -136,7 +96,9 @@ class ServingConfig:
 
 @dataclass
 class StoreConfig:
-    capacity: int = key(0, "finished unrolls kept for training before actors are slowed; 0 for twice batch_size")
+    select: str = key("fifo", "which unrolls are trained on: fifo (the oldest, each once) | your.module:Class")
+    options: dict[str, Any] = key({}, "keyword arguments for your own selector class")
+    capacity: int = key(0, "finished unrolls kept for training; 0 for twice algorithm.batch_size")
 
 
 @dataclass
@@ -481,12 +443,6 @@ def torch_threads(config: LearnerConfig) -> int:
     return config.threads or max(1, available_cores() // 2)
 
 
-def store_sizes(config: LearnerConfig, core_size: int) -> dict[str, int]:
-    """What a Store is made with."""
-    return {
-        "slots": config.serving.max_slots,
-        "capacity": config.store.capacity or 2 * config.algorithm.batch_size,
-        "unroll_length": config.algorithm.unroll_length,
-        "frame_stack": config.env.frame_stack,
-        "core_size": core_size,
-    }
+def store_capacity(config: LearnerConfig) -> int:
+    """Return how many finished unrolls the store keeps."""
+    return config.store.capacity or 2 * config.algorithm.batch_size

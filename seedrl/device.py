@@ -1,8 +1,7 @@
-"""The device that serves and trains: which one, how much room it has, and how arrays get there."""
+"""The device that serves and trains: which one it is, and how arrays get there."""
 
 import contextlib
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,17 +30,6 @@ def choose_device(wanted: Device, local_rank: int = 0) -> torch.device:
     device = torch.device("cuda", local_rank % torch.cuda.device_count())  # an engine may show each rank only its own
     torch.cuda.set_device(device)
     return device
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """What can be allocated on the device; None where the system does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -5,16 +5,19 @@ plain numbers: an update costs no lock and a tenth of a microsecond. A field `x`
 `seedrl_x_total` (`monitoring/exposition.py`); docs/metrics.md is made from here.
 """
 
+import re
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from seedrl.errors import ConfigError
 
 SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 ROWS = tuple(2.0**power for power in range(13))
@@ -29,6 +32,8 @@ SERVING_STAGES = ("read", *BATCH_STAGES, "send", "hold", "fill", "idle")
 LEARNER_STAGES = ("wait", "gather", "forward", "backward", "optimize", "publish", "checkpoint")
 
 MANY = 32  # values that are worth numpy's overhead
+MOST_REPORTED = 32  # values that an algorithm may report
+REPORTED_NAME = re.compile(r"[a-z0-9_]+")
 
 REFUSALS = (
     *("unauthenticated", "invalid_message", "mismatch", "not_granted", "too_late", "superseded", "no_capacity"),
@@ -51,7 +56,7 @@ class Declaration:
     kind: Kind
     meaning: str
     label: str = ""
-    values: tuple[str, ...] = ()  # all values the label can have
+    values: tuple[str, ...] = ()  # all values the label can have; empty if they are decided at run time
     buckets: tuple[float, ...] = ()
 
 
@@ -92,6 +97,36 @@ class Histogram:
         return isinstance(other, Histogram) and (self.counts, self.sum) == (other.counts, other.sum)
 
 
+class ReportedValues(Mapping[str, float]):
+    """Gauges whose names are decided at run time, by the code that reports them.
+
+    Written by one thread; any thread may read, because a report replaces the content as a whole. There are at most
+    `MOST_REPORTED` names, so the number of exported series stays bounded.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+
+    def update(self, values: Mapping[str, float]) -> None:
+        """Set some values and keep the others. Raise ConfigError if a name cannot be exported."""
+        merged = {**self._values, **values}
+        wrong = [name for name in values if not REPORTED_NAME.fullmatch(name)]
+        if wrong:
+            raise ConfigError(f"the algorithm reports {wrong[0]!r}; a name consists of a-z, 0-9 and _ only")
+        if len(merged) > MOST_REPORTED:
+            raise ConfigError(f"the algorithm reports {len(merged)} values; at most {MOST_REPORTED} can be shown")
+        self._values = merged
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
 class Stopwatch:
     """Adds the time since the lap before to a stage."""
 
@@ -125,9 +160,9 @@ def gauge(meaning: str) -> Any:
     return field(default=0.0, metadata={"metric": Declaration(Kind.gauge, meaning)})
 
 
-def gauges(label: str, values: tuple[str, ...], meaning: str) -> Any:
-    declaration = Declaration(Kind.gauge, meaning, label, values)
-    return field(default_factory=lambda: dict.fromkeys(values, 0.0), metadata={"metric": declaration})
+def reported(label: str, meaning: str) -> Any:
+    """Declare gauges whose label values are decided at run time."""
+    return field(default_factory=ReportedValues, metadata={"metric": Declaration(Kind.gauge, meaning, label)})
 
 
 def histogram(buckets: tuple[float, ...], meaning: str) -> Any:
@@ -233,7 +268,11 @@ class LearningMetrics:
     updates: int = counter("Updates of the weights, skipped ones included")
     skipped_updates: int = counter("Updates left out because the loss or the gradient was not finite")
     trained_steps: int = counter("Steps trained on")
-    unrolls_trained: int = counter("Unrolls trained on; over seedrl_unrolls_made_total it is the reuse")
+    unrolls_trained: int = counter("Unrolls taken from the store to be trained on")
+    unroll_uses: int = counter(
+        "Unrolls of all gradient steps, so one counts each time it is trained on; over seedrl_unrolls_made_total it is "
+        "the reuse"
+    )
     learner_seconds: dict[str, float] = counters(
         "stage",
         LEARNER_STAGES,
@@ -244,13 +283,9 @@ class LearningMetrics:
     publish_lag_seconds: Histogram = histogram(
         SECONDS, "Time from the end of an optimizer step to its weights being served, wherever that is"
     )
-    loss: dict[str, float] = gauges("part", ("total", "policy", "value"), "Parts of the loss, of a recent update")
-    entropy: float = gauge("Entropy of the policy, nats")
-    kl: float = gauge("KL divergence of the policy trained from the one that acted, nats")
-    clipped_rho: float = gauge("Share of importance weights above algorithm.rho_bar")
+    algorithm: ReportedValues = reported("value", "Numbers that the algorithm reports about a recent update")
     grad_norm: float = gauge("Norm of the gradient before clipping")
     learning_rate: float = gauge("Step size of the optimizer")
-    entropy_cost: float = gauge("Weight of the entropy bonus")
     checkpoint_seconds: Histogram = histogram(SECONDS, "Time to write a checkpoint")
     checkpoints_failed: int = counter("Checkpoints that could not be written")
     checkpoints_damaged: int = counter("Checkpoints found damaged when the run was resumed; the one before was used")

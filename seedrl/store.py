@@ -1,56 +1,51 @@
 """The unrolls: the hand-off from serving to learning. Knows nothing of streams, models or losses.
 
-One preallocated ring. An *entry* is room for one unroll: T+1 rows, the core_state before row 0, and the frames of those
-rows preceded by the frame_stack-1 frames that the stack of row 0 reaches back to. Each slot always owns one entry,
-which inference writes row by row; `capacity` further entries are free or hold finished unrolls.
+One preallocated ring of entries, each with room for one unroll (columns.py). Each slot always owns one entry, which
+inference writes row by row; `capacity` further entries are free or hold finished unrolls.
 
-    free ──roll──→ written by its slot ──commit──→ ready ──take──→ free
+    free ──reserve──→ written by its slot ──commit──→ finished ──take──→ finished or free, as the selector decides
+      ↑                                                  │
+      └────────────────── the selector evicts ───────────┘
 
-Consecutive unrolls of a slot share one row: row T of one is row 0 of the next. Frames are stored once; `stacks`
-rebuilds what the policy saw, by index, for inference and training alike.
-
-What the device makes or needs at every step (frames, logits, values, core_state) is on the device and stays there. What
-the host knows anyway (rewards, flags, actions) is kept on the host and uploaded with the train batch: a few bytes per
-row, and no kernel for them at every step.
+Which finished unrolls are trained on, how often, and when their entries are free again is up to the selector
+(selectors.py). Consecutive unrolls of a slot share `overlap` rows: the last ones of one are the first ones of the next.
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from seedrl.actions import Actions
-from seedrl.device import after_serving, finish, upload
-from seedrl.rows import RESET, TERMINATED, TRUNCATED
-from seedrl.specs import Arrays, ArraySpec, EnvSpec, leaves, tree_map
-from seedrl.types import ModelInput, ModelOutput, Observation, Unrolls
-
-Indices = NDArray[np.int64]
-
-
-class Place(NamedTuple):
-    """Where some rows are, as indices into the store's columns."""
-
-    host: Indices  # [N]
-    row: Tensor  # [N]  the same on the device
-    frame: Tensor  # [N]  the newest frame of each
-    stack: Tensor  # [N * frame_stack]  all frames of each, oldest first
+from seedrl.columns import Columns, Indices
+from seedrl.config import LearnerConfig, store_capacity
+from seedrl.device import after_serving, finish
+from seedrl.selectors import Fifo, Selector
+from seedrl.specs import EnvSpec
+from seedrl.types import Ticket, Unrolls
 
 
-class Record(NamedTuple):
-    """What the host knows of some rows."""
+class StoreSizes(NamedTuple):
+    slots: int
+    capacity: int  # finished unrolls
+    unroll_length: int
+    frame_stack: int
+    core_size: int
+    overlap: int = 1
 
-    reward: NDArray[np.float32]  # [N]
-    flags: NDArray[np.uint8]  # [N]
-    age: Indices  # [N]  rows since the episode began, at most frame_stack - 1
-    last_action: NDArray[Any]  # [N, ...]
-    action: NDArray[Any]  # [N, ...]
-    policy_version: Indices  # [N], or [] for all alike: of the weights that chose the action
+    @classmethod
+    def of(cls, config: LearnerConfig, core_size: int, overlap: int = 1) -> "StoreSizes":
+        """Return the sizes that a run's store has."""
+        return cls(
+            slots=config.serving.max_slots,
+            capacity=store_capacity(config),
+            unroll_length=config.algorithm.unroll_length,
+            frame_stack=config.env.frame_stack,
+            core_size=core_size,
+            overlap=overlap,
+        )
 
 
 class Store:
@@ -59,232 +54,89 @@ class Store:
     def __init__(
         self,
         spec: EnvSpec,
-        *,
-        slots: int,
-        capacity: int,
-        unroll_length: int,
-        frame_stack: int,
-        core_size: int,
+        selector: Selector,
+        sizes: StoreSizes,
         device: torch.device,
+        on_free: Callable[[], None] = lambda: None,
     ) -> None:
-        self.unroll_length = unroll_length
-        self.frame_stack = frame_stack
-        self.capacity = capacity
-        self.completed = 0  # unrolls committed so far; written by inference
-        self.on_free: Callable[[], None] = lambda: None  # called, by whoever took or discarded, when entries are free
-        self._rows = unroll_length + 1
-        self._frame_rows = frame_stack - 1 + self._rows
+        """`on_free` is called by the thread that has taken unrolls, when entries may be free."""
+        self.capacity = sizes.capacity
+        entries = sizes.slots + sizes.capacity
+        self.columns = Columns(
+            spec, entries, sizes.unroll_length, sizes.frame_stack, sizes.core_size, sizes.overlap, device
+        )
         self._device = device
-        actions = Actions(spec)
-        entries = slots + capacity
-        rows = entries * self._rows
-
-        self._frames = tree_map(
-            lambda leaf: Frames(leaf, entries * self._frame_rows, frame_stack, device), spec.observation
-        )
-        self._logits = torch.zeros(rows, spec.policy_size, device=device)
-        self._value = torch.zeros(rows, device=device)
-        self._core_state = torch.zeros(entries, core_size, device=device)
-        self._host = Record(
-            reward=np.zeros(rows, np.float32),
-            flags=np.zeros(rows, np.uint8),
-            age=np.zeros(rows, np.int64),
-            last_action=np.zeros((rows, *actions.shape), actions.dtype),
-            action=np.zeros((rows, *actions.shape), actions.dtype),
-            policy_version=np.zeros(rows, np.int64),
-        )
-        self.slot = np.zeros(entries, np.int64)  # whose unroll an entry holds
-
-        self._time = np.arange(self._rows)[:, np.newaxis]
-        self._back = np.arange(frame_stack - 1, -1, -1)  # oldest frame first
-        self._free = list(range(slots, entries))
-        self._ready: deque[int] = deque()
-        self._changed = threading.Condition()
-
-    @property
-    def nbytes(self) -> int:
-        """On the device."""
-        frames = sum(leaf.nbytes for leaf in leaves(self._frames))
-        return frames + sum(column.nbytes for column in (self._logits, self._value, self._core_state))
+        self._on_free = on_free
+        self._selector = selector
+        self._generation = np.zeros(entries, np.int64)  # unrolls that each entry has held
+        self._free = list(range(sizes.slots, entries))
+        self._changed = threading.Condition()  # guards the three above
 
     @classmethod
-    def bytes_needed(cls, spec: EnvSpec, **sizes: int) -> int:
-        """`nbytes` of a store of these sizes, without making one."""
-        return cls(spec, **sizes, device=torch.device("meta")).nbytes
+    def bytes_needed(cls, spec: EnvSpec, sizes: StoreSizes) -> int:
+        """Return the bytes that a store of these sizes takes on the device, without making one."""
+        return cls(spec, Fifo(), sizes, torch.device("meta")).columns.nbytes
 
     @property
     def ready(self) -> int:
-        """Finished unrolls waiting to be trained on."""
-        return len(self._ready)
+        """Return how many finished unrolls the selector can choose from."""
+        return len(self._selector)
 
-    def place(self, entry: Indices, t: Indices, age: Indices) -> Place:
-        """Where rows t of entries are, all indices [N], uploaded at once.
-
-        `age` counts rows since the episode began, at most frame_stack-1: an older frame than the first of the
-        episode is the first of the episode, as envpool's own stack_num has it.
-        """
-        n = len(entry)
-        index = np.empty((2 + self.frame_stack) * n, np.int64)
-        row, frame, stack = index[:n], index[n : 2 * n], index[2 * n :].reshape(n, -1)
-        np.add(entry * self._rows, t, out=row)
-        np.add(entry * self._frame_rows + (self.frame_stack - 1), t, out=frame)
-        np.subtract(frame[:, np.newaxis], np.minimum(self._back, age[:, np.newaxis]), out=stack)
-        on_device = upload(index, self._device)
-        return Place(row, on_device[:n], on_device[n : 2 * n], on_device[2 * n :])
-
-    # Written by inference, one row of each of N entries at a time.
-
-    def write_frames(self, frame: Tensor, observation: Arrays) -> None:
-        """Observations [n, ...] at these indices [n], straight from where they arrived."""
-        for column, values in zip(leaves(self._frames), leaves(observation), strict=True):
-            column.write(frame, values)
-
-    def stacks(self, place: Place) -> Observation:
-        """The stacked observations [N, frame_stack * C, ...] of these rows."""
-        return tree_map(lambda column: column.stacks(place.stack), self._frames)
-
-    def write_rows(self, place: Place, record: Record, output: ModelOutput) -> None:
-        """Everything but the frames; all of it [N, ...]."""
-        columns: Sequence[NDArray[Any]] = self._host
-        for column, values in zip(columns, record, strict=True):
-            column[place.host] = values
-        self._logits.index_copy_(0, place.row, output.logits)
-        self._value.index_copy_(0, place.row, output.value)
-
-    def begin(self, entry: Indices, core_state: Tensor) -> None:
-        """The core_state [N, S] before row 0 of these entries."""
-        if core_state.shape[1]:
-            self._core_state.index_copy_(0, upload(entry, self._device), core_state)
+    # For inference.
 
     def reserve(self, count: int) -> Indices:
-        """Up to `count` free entries."""
+        """Return up to `count` entries to write to: free ones, and those that the selector evicts."""
         with self._changed:
+            if count > len(self._free):
+                self._free.extend(self._selector.evict(count - len(self._free)).tolist())
             # The newest first: what was read last is still in the caches.
             return np.array([self._free.pop() for _ in range(min(count, len(self._free)))], np.int64)
 
-    def roll(self, finished: Indices, fresh: Indices) -> None:
-        """Makes row T of finished entries row 0 of fresh ones, with the frames its stack reaches back to."""
-        source, target = finished * self._rows + self.unroll_length, fresh * self._rows
-        for column in self._host:
-            column[target] = column[source]
-        self._copy((self._logits, self._value), source, target)
-        stack = np.arange(self.frame_stack)
-        source = (finished * self._frame_rows + self.unroll_length)[:, np.newaxis] + stack
-        target = (fresh * self._frame_rows)[:, np.newaxis] + stack
-        self._copy([column.words for column in leaves(self._frames)], source.reshape(-1), target.reshape(-1))
-
-    def _copy(self, columns: Sequence[Tensor], source: Indices, target: Indices) -> None:
-        here, there = upload(np.stack((source, target)), self._device)
-        for column in columns:
-            column.index_copy_(0, there, column.index_select(0, here))
-
-    def commit(self, entries: list[int]) -> None:
-        """These unrolls are finished: the learner may train on them."""
+    def commit(self, entries: Indices) -> None:
+        """Hand finished unrolls over to the selector."""
         with self._changed:
-            self._ready.extend(entries)
-            self.completed += len(entries)
+            self._generation[entries] += 1
+            self._selector.add(entries)
             self._changed.notify()
 
-    # Read by the learner.
+    # For the learner.
+
+    def can_take(self, count: int) -> bool:
+        """Return whether the selector lets the learner train on `count` unrolls now."""
+        with self._changed:
+            return self._selector.can_pick(count)
 
     def wait_for(self, count: int, timeout: float) -> bool:
-        """Whether there are so many finished unrolls before the timeout."""
+        """Wait until the learner may train on `count` unrolls; return false at the timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: len(self._ready) >= count, timeout)
+            return self._changed.wait_for(lambda: self._selector.can_pick(count), timeout)
 
     def take(self, count: int, timeout: float) -> Unrolls | None:
-        """The `count` oldest finished unrolls, copied out so that their entries are free again; None at the timeout."""
+        """Return copies of `count` unrolls that the selector picks; None at the timeout."""
         with self._changed:
             if not self.wait_for(count, timeout):
                 return None
-            entries = [self._ready.popleft() for _ in range(count)]
+            entries, weight = self._selector.pick(count)
+            ticket = Ticket(entries, self._generation[entries])
         after_serving(self._device)
-        unrolls = self.gather(np.array(entries, np.int64))
-        finish(self._device)  # before others may write there
+        unrolls = self.columns.gather(ticket, weight)
+        finish(self._device)  # before inference may write there
         with self._changed:
-            self._free.extend(entries)
-        self.on_free()
+            self._free.extend(self._selector.done(entries).tolist())
+        self._on_free()
         return unrolls
 
-    def blank(self, count: int) -> Unrolls:
-        """Unrolls of zeros, and of ends: none of their transitions is valid."""
-        like = self.gather(np.zeros(count, np.int64))
-        inputs = like.inputs.tree_map(torch.zeros_like)
-        ends = torch.ones_like(like.terminated)
-        version = np.zeros_like(like.policy_version)
-        action, logits, value, core_state = map(
-            torch.zeros_like, (like.action, like.behavior_logits, like.behavior_value, like.core_state)
-        )
-        return Unrolls(inputs, ends, ends, action, logits, value, version, core_state)
-
-    def discard(self) -> int:
-        """Frees every finished unroll unread; how many those were."""
+    def prefer(self, ticket: Ticket, priority: Tensor) -> None:
+        """Hand new priorities [B] to the selector; unrolls that have been overwritten meanwhile are ignored."""
+        values = priority.detach().float().cpu().numpy()
         with self._changed:
-            count = len(self._ready)
-            self._free.extend(self._ready)
-            self._ready.clear()
-        self.on_free()
-        return count
+            is_there = self._generation[ticket.entry] == ticket.generation
+            self._selector.prefer(ticket.entry[is_there], values[is_there])
 
-    def gather(self, entry: Indices) -> Unrolls:
-        """The unrolls of these entries [B], time-major."""
-        row = entry * self._rows + self._time  # [T+1, B]
-        t = np.broadcast_to(self._time, row.shape)
-        record = Record(*(column[row] for column in self._host))
-        place = self.place(np.broadcast_to(entry, row.shape).reshape(-1), t.reshape(-1), record.age.reshape(-1))
-
-        def rows(column: Tensor) -> Tensor:
-            return column.index_select(0, place.row).view(*row.shape, *column.shape[1:])
-
-        def flag(bit: int) -> Tensor:
-            return upload((record.flags & bit) != 0, self._device)
-
-        return Unrolls(
-            inputs=ModelInput(
-                observation=tree_map(lambda stacks: stacks.view(*row.shape, *stacks.shape[1:]), self.stacks(place)),
-                reward=upload(record.reward, self._device),
-                last_action=upload(record.last_action, self._device),
-                reset=flag(RESET),
-            ),
-            terminated=flag(TERMINATED),
-            truncated=flag(TRUNCATED),
-            action=upload(record.action, self._device),
-            behavior_logits=rows(self._logits),
-            behavior_value=rows(self._value),
-            policy_version=record.policy_version,
-            core_state=self._core_state.index_select(0, upload(entry, self._device)),
-        )
-
-
-class Frames:
-    """The frames of one leaf of all observations, as rows of words on the device."""
-
-    def __init__(self, spec: ArraySpec, count: int, frame_stack: int, device: torch.device) -> None:
-        self._shape = spec.stacked(frame_stack).shape
-        self._dtype: torch.dtype = getattr(torch, spec.dtype)
-        self._word = _widest_word(spec.nbytes)
-        self._device = device
-        self.words = torch.empty(count, spec.nbytes // self._word.itemsize, dtype=self._word, device=device)
-        self._bytes = self.words.view(torch.uint8).numpy() if device.type == "cpu" else None
-
-    @property
-    def nbytes(self) -> int:
-        return self.words.nbytes
-
-    def write(self, frame: Tensor, values: NDArray[Any]) -> None:
-        values = np.ascontiguousarray(values).reshape(len(values), -1)
-        if self._bytes is not None:  # by numpy, which moves whole rows, from any address
-            self._bytes[frame.numpy()] = values.view(np.uint8)
-        else:
-            self.words.index_copy_(0, frame, upload(values, self._device).view(self._word))
-
-    def stacks(self, stack: Tensor) -> Tensor:
-        return self.words.index_select(0, stack).view(self._dtype).view(-1, *self._shape)
-
-
-def _widest_word(nbytes: int) -> torch.dtype:
-    """The widest integer that rows of this size consist of: torch moves those seven times as fast as single bytes."""
-    for word in (torch.int64, torch.int32, torch.int16):
-        if nbytes % word.itemsize == 0:
-            return word
-    return torch.uint8
+    def blank(self, count: int) -> Unrolls:
+        """Return unrolls of zeros and of ends: none of their transitions is valid."""
+        ticket = Ticket(np.zeros(count, np.int64), np.zeros(count, np.int64))
+        unrolls = self.columns.gather(ticket, np.zeros(count, np.float32)).tree_map(torch.zeros_like)
+        ends = torch.ones_like(unrolls.terminated)
+        version = np.zeros_like(unrolls.policy_version)
+        return unrolls._replace(terminated=ends, truncated=ends, policy_version=version)

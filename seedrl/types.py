@@ -3,14 +3,14 @@
 A row is one step: what the environment returned and what the policy did. Knows nothing of where tensors come from.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seedrl.specs import tree_map
+from seedrl.specs import as_tree, leaves, tree_map
 
 Observation = Tensor | dict[str, Tensor]  # a tree: a plain tensor if the environment's observation is a plain array
 
@@ -34,6 +34,13 @@ class ModelOutput(NamedTuple):
     value: Tensor  # [T+1, B]
 
 
+class Ticket(NamedTuple):
+    """The identity of unrolls in the store. It outlives them: an entry that holds another unroll by now is known."""
+
+    entry: NDArray[np.int64]  # [B]
+    generation: NDArray[np.int64]  # [B]  how many unrolls the entry has held before
+
+
 class Unrolls(NamedTuple):
     """A train batch. Row t holds observation x_t, the reward for arriving there, and the action a_t taken there."""
 
@@ -43,5 +50,26 @@ class Unrolls(NamedTuple):
     action: Tensor  # [T+1, B, ...]  int64 [] for a single choice; see seedrl/actions.py for all others
     behavior_logits: Tensor  # [T+1, B, P]
     behavior_value: Tensor  # [T+1, B]
-    policy_version: NDArray[np.int64]  # [T+1, B]  of the weights that chose the action; on the host
     core_state: Tensor  # [B, S]  before row 0
+    weight: Tensor  # [B]  importance weight of each unroll in the loss; 1 unless the store samples by priority
+    policy_version: NDArray[np.int64]  # [T+1, B]  of the weights that chose the action; on the host
+    ticket: Ticket  # on the host
+
+    def tree_map(self, function: Callable[[Tensor], Tensor]) -> "Unrolls":
+        """Apply a function to every tensor on the device."""
+        tensors = [function(tensor) for tensor in self.tensors()]
+        return Unrolls.of_tensors(self.inputs.observation, tensors, self.policy_version, self.ticket)
+
+    def tensors(self) -> list[Tensor]:
+        """Return every tensor on the device, always in the same order."""
+        observation, *inputs = self.inputs
+        return [*leaves(observation), *inputs, *self[1:8]]
+
+    @classmethod
+    def of_tensors(
+        cls, shape: Any, tensors: Sequence[Tensor], policy_version: NDArray[np.int64], ticket: Ticket
+    ) -> "Unrolls":
+        """Return unrolls of tensors in the order of `tensors`; `shape` is a tree with the names of observations."""
+        count = len(leaves(shape))
+        inputs = ModelInput(as_tree(shape, tensors[:count]), *tensors[count : count + 3])
+        return cls._make((inputs, *tensors[count + 3 :], policy_version, ticket))

@@ -8,7 +8,7 @@ import torch
 
 from seedrl.errors import RankLost
 from seedrl.ranks.group import Ranks
-from seedrl.ranks.identity import identity
+from seedrl.run.identity import identity
 
 
 def main(fault: str) -> None:

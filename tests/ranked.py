@@ -20,8 +20,8 @@ from seedrl.config import AlgorithmConfig, ModelConfig, Optimizer
 from seedrl.learning.learner import Learner
 from seedrl.models.build import build_model
 from seedrl.ranks.group import Ranks
-from seedrl.ranks.identity import identity
 from seedrl.ranks.separate import SERVING, TRAINING, Inbox, Outbox, RemoteLearner, tell
+from seedrl.run.identity import identity
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, record, weights
 from tests.fakes import TinyModel, make_spec

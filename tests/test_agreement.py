@@ -2,7 +2,8 @@
 
 import pytest
 
-from seedrl.ranks.agreement import STATUSES, Decision, Load, Progress, Vote
+from seedrl.ranks.agreement import STATUSES, Decision, Load, Vote
+from seedrl.run.stopping import Progress
 
 
 def said(**changes: object) -> Vote:

@@ -8,7 +8,15 @@ from seedrl.errors import ConfigError, Mismatch
 from seedrl.models.base import core_size_of
 from seedrl.policy import Policy
 from seedrl.run import budget as budgets
-from seedrl.run.budget import Budget, budget_of, check_budget, check_store
+from seedrl.run.budget import (
+    Budget,
+    budget_of,
+    check_budget,
+    check_store,
+    checkpoint_bytes,
+    free_bytes,
+    serving_budget,
+)
 from seedrl.run.checkpoint import pack_optimizer
 from seedrl.store import Store
 from tests.builders import learner_parts
@@ -35,6 +43,21 @@ def test_budget_is_what_the_parts_take(optimizer: Optimizer) -> None:
     averages = sum(each.nbytes for each in pack_optimizer(parts.learner.optimizer).values())
     assert averages <= budget.optimizer - gradients + 64  # and a few counts of steps
     assert budget.optimizer - gradients <= averages
+    saved = sum(each.nbytes for each in parts.learner.tensors().values())
+    assert saved - 64 <= checkpoint_bytes(parts.config, model) <= saved
+
+
+def test_budget_of_serving_alone_has_no_optimizer_and_the_store_it_is_given() -> None:
+    spec = make_spec((50,))
+    model = TinyModel(spec)
+    sizes = {**store_sizes(LearnerConfig(), 0), "capacity": 0}
+    budget = serving_budget(spec, model, sizes)
+    assert budget.store == Store(spec, **sizes, device=CPU).nbytes
+    assert budget == (budget.store, budget_of(LearnerConfig(), spec, model, 0).weights, 0)
+
+
+def test_free_bytes_of_this_machine_is_positive() -> None:
+    assert (free_bytes(CPU) or 0) > 0
 
 
 def test_budget_that_fits_is_granted_and_one_that_does_not_is_refused_with_its_parts(

@@ -37,17 +37,18 @@ GENERATED = "seedrl.v1"
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
-        *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.ranks.identity"),
+        *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.run.identity", "seedrl.run.stopping"),
+        *("seedrl.schema", "seedrl.plugins", "seedrl.algorithms.settings"),
     ),
     (
         *("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.validation"),
         *("seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
     ),
-    ("seedrl.device", "seedrl.policy", "seedrl.store", "seedrl.run.checkpoint"),
     (
-        *("seedrl.serving", "seedrl.learning", "envs_server"),
-        *("seedrl.ranks.group", "seedrl.ranks.agreement", "seedrl.ranks.averaging", "seedrl.ranks.separate"),
+        *("seedrl.device", "seedrl.policy", "seedrl.columns", "seedrl.selectors", "seedrl.store"),
+        *("seedrl.algorithms", "seedrl.run.checkpoint"),
     ),
+    ("seedrl.serving", "seedrl.learning", "envs_server"),
     ("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.roles", "seedrl.launching", "seedrl.trained"),
     ("seedrl.commands", "seedrl.job"),
     ("seedrl.__main__", "envs_server.__main__"),
@@ -63,7 +64,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.device",
         "seedrl.models",
         "seedrl.policy",
+        "seedrl.columns",
         "seedrl.store",
+        "seedrl.algorithms",
         "seedrl.serving.service",
         "seedrl.serving.inference",
         "seedrl.serving.slots",

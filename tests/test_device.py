@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from seedrl.config import Device
-from seedrl.device import after_serving, choose_device, finish, free_bytes, own_stream, upload
+from seedrl.device import after_serving, choose_device, finish, own_stream, upload
 from seedrl.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -37,10 +37,6 @@ def test_choose_device_auto_takes_cuda_where_it_is(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device(Device.auto) == choose_device(Device.cuda) == torch.device("cuda")
     assert choose_device(Device.cpu) == CPU
-
-
-def test_free_bytes_of_this_machine_is_positive() -> None:
-    assert (free_bytes(CPU) or 0) > 0
 
 
 def test_streams_cost_nothing_on_the_cpu() -> None:

@@ -7,7 +7,7 @@ from seedrl.config import Engine, LaunchConfig, RoleConfig
 from seedrl.errors import ConfigError
 from seedrl.job import Job
 from seedrl.launching.environment import variables
-from seedrl.ranks.identity import Identity, identity
+from seedrl.run.identity import Identity, identity
 
 
 def test_builder_makes_exactly_what_the_command_line_makes() -> None:

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from seedrl.learning.losses import LossParts
 
 from seedrl.config import AlgorithmConfig, Optimizer
 from seedrl.learning.learner import PATIENCE, REPORT_EVERY
-from seedrl.learning.losses import LossParts
 from tests.builders import LearnerParts, learner_parts, record, same, weights
 from tests.fakes import TinyModel, make_spec
 
@@ -58,7 +58,7 @@ def test_learner_repeated_updates_lower_the_value_loss(optimizer: Optimizer) -> 
     for _ in range(3 * REPORT_EVERY):
         parts.record()
         parts.learner.update(timeout=0)
-        losses.append(parts.metrics.loss["value"])
+        losses.append(parts.metrics.algorithm["value_loss"])
     assert losses[-1] < 0.8 * losses[0]
 
 
@@ -107,9 +107,10 @@ def test_learner_losses_are_reported_with_the_gradient_norm() -> None:
     parts.record()
     parts.learner.update(timeout=0)
     metrics = parts.metrics
-    assert all(math.isfinite(value) and value != 0 for value in metrics.loss.values())
-    assert metrics.entropy > 0
-    assert 0 <= metrics.clipped_rho <= 1
+    reported = metrics.algorithm
+    assert all(math.isfinite(reported[name]) and reported[name] for name in ("loss", "policy_loss", "value_loss"))
+    assert reported["entropy"] > 0
+    assert 0 <= reported["clipped_rho"] <= 1
     assert metrics.grad_norm > 0
 
 
@@ -192,9 +193,10 @@ def test_learner_entropy_cost_follows_the_env_steps(steps: int, expected: float)
     parts.steps = steps
     parts.record()
     parts.learner.update(timeout=0)
-    loss = parts.metrics.loss
-    weighed = loss["policy"] + 0.5 * loss["value"] - loss["total"]
-    assert weighed / parts.metrics.entropy == pytest.approx(expected, rel=1e-4)
+    reported = parts.metrics.algorithm
+    weighed = reported["policy_loss"] + 0.5 * reported["value_loss"] - reported["loss"]
+    assert weighed / reported["entropy"] == pytest.approx(expected, rel=1e-4)
+    assert reported["entropy_cost"] == pytest.approx(expected)
 
 
 def test_learner_gradients_are_clipped_before_the_step() -> None:
@@ -237,7 +239,7 @@ def test_learner_trains_a_model_with_memory_from_its_core_state() -> None:
     assert parts.learner.update(timeout=0)
     after = weights(parts.learner.model)
     assert [name for name in before if torch.equal(before[name], after[name])] == []
-    assert parts.metrics.kl == pytest.approx(0.0, abs=1e-6)
+    assert parts.metrics.algorithm["kl"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_learner_passes_over_a_train_batch_are_updates_and_its_steps_count_once() -> None:
@@ -247,6 +249,7 @@ def test_learner_passes_over_a_train_batch_are_updates_and_its_steps_count_once(
     assert parts.learner.update(timeout=0)
     assert parts.metrics.updates == 3
     assert parts.metrics.unrolls_trained == 2
+    assert parts.metrics.unroll_uses == 6
     assert parts.metrics.trained_steps == 6
     assert not same(weights(parts.learner.model), before)
     assert parts.store.ready == 0

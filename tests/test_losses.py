@@ -12,13 +12,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from seedrl.learning.losses import LossParts, shaped_reward
+from seedrl.learning.vtrace import vtrace
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
 from seedrl.config import AlgorithmConfig
 from seedrl.learning import losses
-from seedrl.learning.losses import LossParts, shaped_reward
-from seedrl.learning.vtrace import vtrace
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from tests.fakes import make_spec
 

@@ -11,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from seedrl.errors import ConfigError
 from seedrl.metrics import (
     GROUPS,
+    MOST_REPORTED,
     ActorMetrics,
     Histogram,
     Kind,
     LearnerState,
     LearningMetrics,
+    ReportedValues,
     ServingMetrics,
     Stopwatch,
     declared,
@@ -41,6 +44,13 @@ def samples(*groups: ServingMetrics | LearningMetrics | LearnerState | ActorMetr
     }
 
 
+def reporting_all() -> LearningMetrics:
+    """Metrics of an algorithm that reports as many values as it may."""
+    learning = LearningMetrics()
+    learning.algorithm.update({f"value_{number}": float(number) for number in range(MOST_REPORTED)})
+    return learning
+
+
 # Declarations
 
 
@@ -60,14 +70,52 @@ def test_metrics_all_say_what_they_mean() -> None:
 def test_metrics_labels_are_bounded_and_their_values_exist_from_the_start() -> None:
     for group in GROUPS:
         for name, declaration in declared(group):
-            assert bool(declaration.label) == bool(declaration.values), name
-            if declaration.label:
+            assert declaration.label or not declaration.values, name
+            if declaration.values:
                 assert tuple(getattr(group(), name)) == declaration.values
 
 
 def test_metrics_label_that_is_not_declared_cannot_be_counted() -> None:
     with pytest.raises(KeyError):
         ServingMetrics().rows_dropped["whatever a peer says"] += 1
+
+
+def test_metrics_only_what_an_algorithm_reports_has_names_from_run_time() -> None:
+    unnamed = [name for group in GROUPS for name, each in declared(group) if each.label and not each.values]
+    assert unnamed == ["algorithm"]
+
+
+def test_reported_values_are_set_by_name_and_kept_until_the_next_report() -> None:
+    reported = ReportedValues()
+    reported.update({"td_error": 0.5, "q_1": 2.0})
+    reported.update({"td_error": 0.25})
+    assert dict(reported) == {"td_error": 0.25, "q_1": 2.0}
+
+
+@pytest.mark.parametrize("name", ["", "Loss", "td error", "a/b", 'x"} 1'])
+def test_reported_name_that_cannot_be_a_label_is_refused(name: str) -> None:
+    reported = ReportedValues()
+    with pytest.raises(ConfigError, match="a-z, 0-9 and _"):
+        reported.update({"fine": 1.0, name: 1.0})
+    assert not reported
+
+
+def test_reported_names_are_bounded_over_all_reports() -> None:
+    reported = ReportedValues()
+    for number in range(MOST_REPORTED):
+        reported.update({f"value_{number}": 0.0})
+    with pytest.raises(ConfigError, match=f"at most {MOST_REPORTED}"):
+        reported.update({"one_more": 0.0})
+    assert len(reported) == MOST_REPORTED
+
+
+def test_reported_values_can_be_read_while_a_name_is_added() -> None:
+    reported = ReportedValues()
+    reported.update({"first": 1.0, "second": 2.0})
+    reader = iter(reported.items())
+    found = [next(reader)]
+    reported.update({"third": 3.0})
+    assert [*found, *reader] == [("first", 1.0), ("second", 2.0)]
 
 
 def test_metrics_reference_in_docs_is_what_the_declarations_give() -> None:
@@ -145,7 +193,8 @@ def test_exposition_gives_histograms_cumulated() -> None:
 
 
 def test_exposition_has_every_declared_metric_and_the_process() -> None:
-    found = samples(ServingMetrics(), LearningMetrics(), LearnerState(), ActorMetrics())
+    found = samples(ServingMetrics(), reporting_all(), LearnerState(), ActorMetrics())
+    assert found["seedrl_algorithm", "value=value_7"] == 7.0
     names = {name for name, _ in found}
     for group in GROUPS:
         for name, declaration in declared(group):
@@ -156,7 +205,7 @@ def test_exposition_has_every_declared_metric_and_the_process() -> None:
 
 def test_exposition_of_a_learner_has_at_most_500_series() -> None:
     """C12: whatever the number of actors and environments, for no label tells them apart."""
-    assert len(samples(ServingMetrics(), LearningMetrics(), LearnerState())) <= 500
+    assert len(samples(ServingMetrics(), reporting_all(), LearnerState())) <= 500
 
 
 def test_exposition_of_a_learner_is_made_within_50_ms() -> None:

@@ -37,7 +37,7 @@ def row_at(part: float) -> dict[str, Any]:
     shares = {"cycle/env": 0.5, "cycle/network": 0.1, "cycle/hold": 0.05, "cycle/fill": 0.15, "cycle/inference": 0.2}
     serving = {"serving/read": 0.2, "serving/forward": 0.3, "serving/hold": 0.1, "serving/idle": 0.4}
     learner = {"learner/wait": 0.25, "learner/forward": 0.25, "learner/backward": 0.5}
-    losses = {"loss/total": 1.5 - part, "loss/entropy": 1.8 - part, "loss/surprise": math.sin(9 * part)}
+    reported = {"grad_norm": 1.5 - part, "algorithm/td_error": 1.8 - part, "algorithm/surprise": math.sin(9 * part)}
     return {
         **{
             "seconds": 3600 * part,
@@ -46,8 +46,14 @@ def row_at(part: float) -> dict[str, Any]:
             "updates": int(4321 * part),
         },
         **{"episodes": int(900 * part), "return_mean_100": 40 * part - 21, "steps_per_second": 567.8 + 10 * part},
-        **{"updates_per_second": 1.25, "policy_lag": 2 + part, "learner_wait_fraction": 0.25, "store_fill": 0.4},
-        **{"backpressure_fraction": 0.03, "inference_batch": 20.0, **shares, **serving, **learner, **losses},
+        **{
+            "updates_per_second": 1.25,
+            "policy_lag": 2 + part,
+            "learner_wait_fraction": 0.25,
+            "store_fill": 0.4,
+            "reuse": 2.0,
+        },
+        **{"backpressure_fraction": 0.03, "inference_batch": 20.0, **shares, **serving, **learner, **reported},
     }
 
 
@@ -191,7 +197,7 @@ def test_page_shows_a_run_at_one_look(seen: Node) -> None:
         "return": "Return19 → 18▲ +4 in 6 min",
         "rate": "Steps per second5782.31k frames/s",
         "steps": "Steps2M / 5M40%, 1 h 26 min left",
-        "updates": "Updates per second1.254.32k so far",
+        "updates": "Updates per second1.254.32k so far, reuse 2",
         "lag": "Policy lag3store 40% full",
         "wait": "Learner waits25%actors held back 3%",
     }
@@ -201,7 +207,7 @@ def test_page_draws_every_curve(seen: Node) -> None:
     learned = curve(seen, "return_mean_100")
     assert len(learned) == ROWS
     assert learned == sorted(learned, key=lambda point: (point[0], -point[1])), "to the right and upwards"
-    for key in ("steps_per_second", "policy_lag", "loss/total", "loss/entropy", "loss/surprise"):
+    for key in ("steps_per_second", "policy_lag", "grad_norm", "algorithm/td_error", "algorithm/surprise"):
         assert len(curve(seen, key)) == ROWS, key
     for key in ("env", "network", "hold", "fill", "inference"):
         assert len(curve(seen, f"cycle/{key}")) == 2 * ROWS, key
@@ -231,9 +237,9 @@ def test_page_shows_hostile_names_as_text(serve: Callable[..., str]) -> None:
         verdict={"bottleneck": HOSTILE, "evidence": HOSTILE, "change": HOSTILE},
         **{"env": HOSTILE, "run_dir": HOSTILE, "state": HOSTILE, "device": HOSTILE, "version": HOSTILE},
     )
-    rows = [{**row, f"loss/{HOSTILE}": 1.0} for row in history()]
+    rows = [{**row, f"algorithm/{HOSTILE}": 1.0} for row in history()]
     seen = look(serve(lambda: told, rows))
-    for name in ("env", "state", "about", "verdict", "trouble", "actors", "losses"):
+    for name in ("env", "state", "about", "verdict", "trouble", "actors", "reported"):
         assert HOSTILE in seen.id(name).text, name
     assert len(seen.all("script")) == 2, "the page's and this test's"
     assert "owned" not in seen.all("title")[0].text.replace(HOSTILE, "")

@@ -3,10 +3,10 @@
 from seedrl.config import StopConfig
 from seedrl.errors import RankLost, ThreadDied
 from seedrl.metrics import ServingMetrics
-from seedrl.ranks.agreement import Load, Progress, Vote
+from seedrl.ranks.agreement import Load, Vote
 from seedrl.ranks.group import Ranks
 from seedrl.ranks.rounds import Voting, progress_of
-from seedrl.run.stopping import Stop
+from seedrl.run.stopping import Progress, Stop
 
 
 def rounds_of(stop: Stop, said: Vote, **goal: float) -> Voting:

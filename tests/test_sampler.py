@@ -69,6 +69,24 @@ def test_row_stages_are_shares_of_their_thread() -> None:
     assert sum(value for name, value in row.items() if name.startswith("learner/")) == pytest.approx(1.0)
 
 
+def test_row_reuse_counts_every_gradient_step_on_an_unroll() -> None:
+    scene = Scene()
+    scene.serving.unrolls_made, scene.learning.unrolls_trained, scene.learning.unroll_uses = 10, 10, 20
+    assert scene.row()["reuse"] == 2.0
+
+
+def test_row_has_every_value_that_the_algorithm_reports() -> None:
+    scene = Scene()
+    scene.learning.algorithm.update({"td_error": 0.5, "surprise": 2.0})
+    scene.learning.grad_norm = 3.0
+    row = scene.row()
+    assert {name: value for name, value in row.items() if name.startswith("algorithm/")} == {
+        "algorithm/td_error": 0.5,
+        "algorithm/surprise": 2.0,
+    }
+    assert row["grad_norm"] == 3.0
+
+
 def test_row_cycle_follows_littles_law() -> None:
     """Two groups and 100 requests in 10 s: a cycle takes 200 ms, of which the rest after the round trip is env."""
     scene = Scene()

@@ -5,8 +5,8 @@ import pytest
 from seedrl.config import Display, LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.metrics import LearningMetrics, ServingMetrics, totals_of
-from seedrl.ranks.identity import Identity, identity
 from seedrl.ranks.settings import generator_seed, shard_of
+from seedrl.run.identity import Identity, identity
 from seedrl.run.totals import RETURNS_KEPT, counts_of, joined, restore_counters, score_of
 from seedrl.wire.address import address_of
 

@@ -27,7 +27,13 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(env_steps: int, score: float | None, **more: Any) -> dict[str, Any]:
-    return {"env_steps": env_steps, "return_mean_100": score, "steps_per_second": 1000.0, "loss/value": 0.5, **more}
+    return {
+        "env_steps": env_steps,
+        "return_mean_100": score,
+        "steps_per_second": 1000.0,
+        "algorithm/value_loss": 0.5,
+        **more,
+    }
 
 
 class Reporting:
@@ -88,7 +94,7 @@ def test_tagged_keeps_finite_numbers_under_grouped_names() -> None:
     measured = row(10, None, time=1.0, seconds=2, actors=3, note="x", lost=float("nan"), dropped={"a": 1})
     assert tagged(measured) == {
         "speed/steps_per_second": 1000.0,
-        "loss/value": 0.5,
+        "algorithm/value_loss": 0.5,
         "progress/seconds": 2,
         "health/actors": 3,
     }
@@ -101,7 +107,7 @@ def test_tensorboard_shows_every_number_over_steps(tmp_path: Path) -> None:
     reporting = Reporting(tmp_path, tensorboard=True)
     reporting.report(row(10, None), row(20, 5.0), row(30, 7.0))
     assert scalars_in(tmp_path) == {
-        "loss/value": [(10, 0.5), (20, 0.5), (30, 0.5)],
+        "algorithm/value_loss": [(10, 0.5), (20, 0.5), (30, 0.5)],
         "return/mean_100": [(20, 5.0), (30, 7.0)],
         "speed/steps_per_second": [(10, 1000.0), (20, 1000.0), (30, 1000.0)],
     }

@@ -1,4 +1,4 @@
-"""One update after another: unrolls in, weights out. Knows nothing of streams, sessions or files."""
+"""The update: a train batch in, changed weights out. Knows nothing of streams, files, or where batches come from."""
 
 import time
 from collections.abc import Callable
@@ -7,31 +7,61 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from seedrl.actions import Actions
+from seedrl.algorithms.base import Algorithm, Loss
+from seedrl.algorithms.transitions import linear
 from seedrl.config import LearnerConfig
-from seedrl.learning.losses import LossParts, vtrace_loss
-from seedrl.learning.optimizer import build_optimizer, clip_gradients, linear
+from seedrl.learning.optimizer import build_optimizer, clip_gradients
 from seedrl.metrics import LearningMetrics, Stopwatch
-from seedrl.models.base import popart_of
-from seedrl.ranks.averaging import Averager
-from seedrl.ranks.group import Ranks
-from seedrl.run.checkpoint import Tensors, pack_optimizer, with_prefix
-from seedrl.types import Unrolls
+from seedrl.run.checkpoint import Tensors, pack_optimizer, unpack_optimizer, with_prefix, without_prefix
+from seedrl.types import Ticket, Unrolls
 
 REPORT_EVERY = 10  # updates between copies of the losses to the host
 PATIENCE = 10  # updates in a row that may be skipped
 
+Weigh = Callable[[Loss], Loss]
 
-class Source(Protocol):
-    """Where train batches come from: the store, or whoever has it."""
 
-    def wait_for(self, count: int, timeout: float) -> bool: ...
+class Averager(Protocol):
+    """What makes the updates of several ranks one (seedrl/ranks/averaging.py); one rank alone has `NoAverager`."""
 
-    def take(self, count: int, timeout: float) -> Unrolls | None: ...
+    model: nn.Module  # for forward and backward
+
+    def weigh(self, valid: Callable[[], Tensor]) -> Weigh:
+        """Return what makes the mean over these transitions [T, B] this rank's part of the mean over all ranks."""
+        ...
+
+    def backward(self, total: Tensor) -> None: ...
+
+    def agree(self, loss: Loss, grad_norm: Tensor) -> tuple[Loss, Tensor]:
+        """Return the same on all ranks, so that they take a step, or skip it, together."""
+        ...
+
+    def sync(self, updates: int | None = None) -> None:
+        """Make the weights those of all ranks: after some updates if that is due, and without a number at once."""
+        ...
+
+
+class NoAverager:
+    """One rank alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def weigh(self, valid: Callable[[], Tensor]) -> Weigh:
+        return lambda loss: loss
+
+    def backward(self, total: Tensor) -> None:
+        total.backward()
+
+    def agree(self, loss: Loss, grad_norm: Tensor) -> tuple[Loss, Tensor]:
+        return loss, grad_norm
+
+    def sync(self, updates: int | None = None) -> None:
+        pass
 
 
 class Publisher(Protocol):
-    """Who serves the weights: the policy, or whoever has it."""
+    """Where published weights go: the policy, or the rank that serves it."""
 
     def publish(self, model: nn.Module, version: int) -> None: ...
 
@@ -43,128 +73,115 @@ class Learner:
         self,
         config: LearnerConfig,
         model: nn.Module,
-        actions: Actions,
-        store: Source,
-        policy: Publisher,
+        algorithm: Algorithm,
         metrics: LearningMetrics,
+        *,
         env_steps: Callable[[], int],
-        ranks: Ranks | None = None,
+        prefer: Callable[[Ticket, Tensor], None],
+        averager: Averager | None = None,
     ) -> None:
-        """`env_steps` is of all ranks, and the same for all of them in one update."""
+        """`env_steps` are those of all ranks; `prefer` takes the priorities of the unrolls trained on."""
+        self.model = model
+        self.skipped_in_a_row = 0  # updates, up to the newest
         self._config = config
-        self._actions = actions
-        self._store = store
-        self._policy = policy
+        self._algorithm = algorithm
         self._metrics = metrics
         self._env_steps = env_steps
-        self.model = model
-        self._together = Averager(ranks or Ranks(), model, config.ranks.sync_every)
-        self._popart = popart_of(model)
-        self.skipped_in_a_row = 0  # updates, up to the newest
-        self.optimizer = build_optimizer(config.algorithm, model.parameters())
-        self._stepped: float | None = None  # when, since the weights were last published
+        self._prefer = prefer
+        self._averager = averager or NoAverager(model)
+        self._optimizer = build_optimizer(config.algorithm, model.parameters())
+        self._stepped_at: float | None = None  # since the weights were last published
 
-    def has_batch(self, timeout: float) -> bool:
-        """Whether there is a train batch before the timeout."""
-        timer = Stopwatch(self._metrics.learner_seconds)
-        has_batch = self._store.wait_for(self._config.algorithm.batch_size, timeout)
-        timer.lap("wait")
-        return has_batch
-
-    def update(self, timeout: float = 0.0) -> bool:
-        """Trains on the next train batch; false if there was none before the timeout. `publish` makes it count.
-
-        An update is one of all ranks; those without a train batch `assist`.
-
-        Several passes over one batch are as many updates; V-trace corrects for the older ones.
-        """
-        if not self.has_batch(timeout):
-            return False
-        timer = Stopwatch(self._metrics.learner_seconds)
-        unrolls = self._store.take(self._config.algorithm.batch_size, timeout=0)
-        assert unrolls is not None  # nobody else takes any
-        timer.lap("gather")
-        metrics = self._metrics
-        for _ in range(self._config.algorithm.passes):
-            metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
-            self._train(unrolls, timer)
+    def train(self, unrolls: Unrolls) -> None:
+        """Take the gradient steps that a train batch is worth; `publish` makes them count."""
+        timer, metrics = Stopwatch(self._metrics.learner_seconds), self._metrics
+        for batch in self._algorithm.batches(unrolls):
+            metrics.policy_lag.observe_all(metrics.updates - batch.policy_version[:-1])
+            loss = self._step(batch, timer)
+            metrics.unroll_uses += batch.terminated.shape[1]
+            if loss.priority is not None:
+                self._prefer(batch.ticket, loss.priority)
         metrics.trained_steps += unrolls.terminated[1:].numel()
         metrics.unrolls_trained += unrolls.terminated.shape[1]
-        return True
 
     def assist(self, blank: Unrolls) -> None:
-        """Takes part in an update of the other ranks, with unrolls that count for nothing."""
+        """Take part in an update of the other ranks, with unrolls that count for nothing."""
         timer = Stopwatch(self._metrics.learner_seconds)
-        for _ in range(self._config.algorithm.passes):
-            self._train(blank, timer)
+        for batch in self._algorithm.batches(blank):
+            self._step(batch, timer)
 
-    def publish(self) -> None:
-        """Serves the trained weights. The version is the number of updates."""
+    def publish(self, policy: Publisher) -> None:
+        """Serve the trained weights. The version is the number of updates."""
         timer = Stopwatch(self._metrics.learner_seconds)
-        self._policy.publish(self.model, self._metrics.updates)
+        policy.publish(self.model, self._metrics.updates)
         now = timer.lap("publish")
-        if self._stepped is not None:
-            self._metrics.publish_lag_seconds.observe(now - self._stepped)
-            self._stepped = None
+        if self._stepped_at is not None:
+            self._metrics.publish_lag_seconds.observe(now - self._stepped_at)
+            self._stepped_at = None
 
-    def _train(self, unrolls: Unrolls, timer: Stopwatch) -> None:
-        algorithm, metrics = self._config.algorithm, self._metrics
+    def _step(self, unrolls: Unrolls, timer: Stopwatch) -> Loss:
+        algorithm, averager, metrics = self._algorithm, self._averager, self._metrics
         fraction = self._env_steps() / self._config.stop.env_steps
-        metrics.learning_rate = linear(algorithm.learning_rate, algorithm.learning_rate_end, fraction)
-        metrics.entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, fraction)
-        for group in self.optimizer.param_groups:
-            group["lr"] = metrics.learning_rate
-
-        weigh = self._together.weigh(unrolls)
-        output, _ = self._together.model(unrolls.inputs, unrolls.core_state)
-        unit = self._popart.unit if self._popart else 1.0
-        parts = weigh(vtrace_loss(unrolls, output, self._actions, algorithm, metrics.entropy_cost, unit))
+        self._set_learning_rate(fraction)
+        weigh = averager.weigh(lambda: algorithm.valid(unrolls))
+        loss = weigh(algorithm.loss(unrolls, averager.model, fraction))
         timer.lap("forward")
-        self.optimizer.zero_grad(set_to_none=True)
-        self._together.backward(parts.total)
-        grad_norm = clip_gradients(self.model.parameters(), algorithm.max_grad_norm)
-        parts, grad_norm = self._together.agree(parts, grad_norm)
+        self._optimizer.zero_grad(set_to_none=True)
+        averager.backward(loss.total)
+        grad_norm = clip_gradients(self.model.parameters(), self._config.algorithm.max_grad_norm)
+        loss, grad_norm = averager.agree(loss, grad_norm)
         timer.lap("backward")
-        self._step_if_finite(parts, grad_norm)
+        self._step_if_finite(loss, grad_norm)
 
         metrics.updates += 1
-        self._stepped = time.monotonic()
-        self._together.sync(metrics.updates)
+        self._stepped_at = time.monotonic()
+        averager.sync(metrics.updates)
         if metrics.updates % REPORT_EVERY == 1:
-            self._report(parts, grad_norm)
+            self._report(loss, grad_norm)
         timer.lap("optimize")
+        return loss
 
-    def _step_if_finite(self, parts: LossParts, grad_norm: Tensor) -> None:
-        """The weights are finite and stay so: an update that would change that is left out."""
-        if torch.isfinite(parts.total + grad_norm):
-            self.optimizer.step()
-            if self._popart:
-                self._popart.rescale(parts.target_mean, parts.target_square)
+    def _set_learning_rate(self, fraction: float) -> None:
+        config = self._config.algorithm
+        self._metrics.learning_rate = linear(config.learning_rate, config.learning_rate_end, fraction)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._metrics.learning_rate
+
+    def _step_if_finite(self, loss: Loss, grad_norm: Tensor) -> None:
+        """Skip an update that would make the weights other than finite."""
+        if torch.isfinite(loss.total + grad_norm):
+            self._optimizer.step()
+            self._algorithm.stepped(loss)
             self.skipped_in_a_row = 0
         else:
             self._metrics.skipped_updates += 1
             self.skipped_in_a_row += 1
 
-    def tensors(self) -> Tensors:
-        """What a checkpoint needs of it."""
-        return {
-            **with_prefix("model", dict(self.model.state_dict())),
-            **with_prefix("optimizer", pack_optimizer(self.optimizer)),
-        }
-
-    def sync(self) -> None:
-        """Makes the weights those of all ranks, which they are not after every update of one's own."""
-        self._together.sync()
-
     @property
     def has_diverged(self) -> bool:
         return self.skipped_in_a_row >= PATIENCE
 
-    def _report(self, parts: LossParts, grad_norm: Tensor) -> None:
-        """Copies to the host what people want to see of an update."""
-        values = torch.stack([part.detach() for part in parts] + [grad_norm]).tolist()
-        host = dict(zip([*LossParts._fields, "grad_norm"], values, strict=True))
-        metrics = self._metrics
-        metrics.loss.update({part: host[part] for part in metrics.loss})
-        metrics.entropy, metrics.kl = host["entropy"], host["kl"]
-        metrics.clipped_rho, metrics.grad_norm = host["clipped_rho"], host["grad_norm"]
+    def tensors(self) -> Tensors:
+        """Return what a checkpoint needs of it."""
+        return {
+            **with_prefix("model", dict(self.model.state_dict())),
+            **with_prefix("optimizer", pack_optimizer(self._optimizer)),
+            **with_prefix("algorithm", self._algorithm.tensors()),
+        }
+
+    def load(self, tensors: Tensors) -> None:
+        """Restore the optimiser and the algorithm; the model is loaded by itself, for it may come from another run."""
+        unpack_optimizer(self._optimizer, without_prefix("optimizer", tensors))
+        self._algorithm.load(without_prefix("algorithm", tensors))
+
+    def sync(self) -> None:
+        """Make the weights those of all ranks, which they need not be after every update."""
+        self._averager.sync()
+
+    def _report(self, loss: Loss, grad_norm: Tensor) -> None:
+        """Copy to the host what people want to see of an update."""
+        names = ("loss", *loss.report, "grad_norm")
+        values = torch.stack([loss.total.detach(), *loss.report.values(), grad_norm]).tolist()
+        shown = dict(zip(names, values, strict=True))
+        self._metrics.grad_norm = shown.pop("grad_norm")
+        self._metrics.algorithm.update(shown)

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import NamedTuple
 
-from seedrl.config import DoctorConfig, LearnerConfig, available_cores, group_size, is_own, store_sizes, torch_threads
+from seedrl.config import DoctorConfig, LearnerConfig, available_cores, group_size, is_own, torch_threads
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.monitoring.endpoint import AUTO, Endpoint, address_of, bound
 from seedrl.monitoring.overview import learner_status
@@ -23,8 +23,6 @@ from seedrl.validation import check
 from seedrl.wire.security import exposures
 
 LITTLE_DISK = 2**30
-COPIES_OF_WEIGHTS = 6  # model, two replicas that act, gradient, two moments of the optimizer
-SAVED_COPIES = 3  # model and two moments
 
 
 class Finding(NamedTuple):
@@ -153,10 +151,10 @@ def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding
 
 
 def messages(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
-    from seedrl.serving.sessions import SessionTable
+    from seedrl.serving.sessions import check_message_size
     from seedrl.wire.memory import this_host
 
-    SessionTable(config, job_seed=lambda session: session).agree(spec)
+    check_message_size(config, spec)
     size = group_size(config) * spec.row_bytes
     where = "in shared memory on this machine" if config.serving.shared_memory and this_host() else "in messages"
     yield Finding(
@@ -165,23 +163,17 @@ def messages(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
 
 
 def memory(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
-    """Weights and store fit the device."""
-    from seedrl.device import choose_device, free_bytes
+    """Check that weights and store fit the device, and checkpoints the disk."""
+    from seedrl.device import choose_device
     from seedrl.models.base import core_size_of
     from seedrl.models.build import build_model
-    from seedrl.store import Store
+    from seedrl.run.budget import budget_of, checkpoint_bytes, free_bytes
 
-    stacked = spec.stacked(config.env.frame_stack)
-    model = build_model(config.model, stacked, config.seed)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    store = Store.bytes_needed(spec, **store_sizes(config, core_size_of(model)))
-    needed, free = store + COPIES_OF_WEIGHTS * weights, free_bytes(choose_device(config.device))
-    yield Finding(
-        free is None or needed < free,
-        f"memory: {mebibytes(store)} for the store, {mebibytes(COPIES_OF_WEIGHTS * weights)} for weights and "
-        f"optimizer" + (f", {mebibytes(free)} free" if free is not None else ""),
-    )
-    saved = SAVED_COPIES * weights * (config.checkpoint.keep + 1)
+    model = build_model(config.model, spec.stacked(config.env.frame_stack), config.seed)
+    budget, free = budget_of(config, spec, model, core_size_of(model)), free_bytes(choose_device(config.device))
+    is_enough = free is None or budget.total <= free
+    yield Finding(is_enough, f"memory: {budget}" + (f", {mebibytes(free)} free" if free is not None else ""))
+    saved = checkpoint_bytes(config, model) * (config.checkpoint.keep + 1)
     yield Finding(saved < shutil.disk_usage(_folder(config)).free, f"checkpoints: {mebibytes(saved)} on disk")
 
 

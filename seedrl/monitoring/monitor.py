@@ -24,9 +24,9 @@ from seedrl.monitoring.plots import draw_curve
 from seedrl.monitoring.sampler import Row, Sampler, Totals
 from seedrl.monitoring.sinks import Sinks
 from seedrl.policy import Policy
-from seedrl.ranks.agreement import Progress
-from seedrl.ranks.identity import ALONE, Identity
 from seedrl.run.directory import RunDirectory
+from seedrl.run.identity import ALONE, Identity
+from seedrl.run.stopping import Progress
 from seedrl.serving.batch_loop import BatchLoop
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.sessions import Request, Session, SessionTable
@@ -234,7 +234,7 @@ class Monitor:
             state.groups = self._sampler.groups
             state.policy_version = self._policy.version
             state.store_unrolls, state.store_capacity = self._store.ready, self._store.capacity
-            state.store_bytes = self._store.nbytes
+            state.store_bytes = self._store.columns.nbytes
 
 
 def numbers_in(row: Row) -> dict[str, float]:

@@ -12,8 +12,8 @@ from rich.table import Table
 from seedrl.config import ControlConfig, DoctorConfig, StatusConfig
 from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
 from seedrl.monitoring.words import duration
-from seedrl.ranks.identity import Identity
 from seedrl.run.context import Context, ContextFile, State, dump
+from seedrl.run.identity import Identity
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
 from seedrl.wire.channel import Link, ask_status
 from seedrl.wire.codec import decode_status
@@ -111,7 +111,7 @@ def _learner_lines(status: Status) -> list[str]:
             f"│  {row['env_steps']:,.0f} of {status.goal_env_steps:,} steps in {duration(row['seconds'])}, "
             f"return {score}",
             f"│  {row['steps_per_second']:,.0f} steps/s, {row['updates_per_second']:.1f} updates/s, policy lag "
-            f"{row['policy_lag']:.1f}, learner waits {row['learner_wait_fraction']:.0%}"
+            f"{row['policy_lag']:.1f}, reuse {row['reuse']:.1f}, learner waits {row['learner_wait_fraction']:.0%}"
             + (f", it could use {row['desired_actors']:,.0f} actors" if "desired_actors" in row else ""),
         ]
     if status.metrics_address:

@@ -166,8 +166,8 @@ PANELS = (
     Panel(
         "Return",
         LEARNING,
-        "Mean of the last 100 episodes, undiscounted and unclipped. Flat from the start: look at entropy and "
-        "gradients. Falling after it rose: look at policy lag and KL.",
+        "Mean of the last 100 episodes, undiscounted and unclipped. If it is flat from the start, look at what the "
+        "algorithm reports and at the gradient norm. If it falls after a rise, look at the policy lag.",
         Unit.number,
         (("seedrl_return_mean", "mean of 100"), ("seedrl_eval_return_mean", "evaluation")),
         min=None,
@@ -196,34 +196,27 @@ PANELS = (
         ((f"60 * {rate('episodes_total')}", "episodes"),),
     ),
     Panel(
-        "Loss",
+        "What the algorithm reports",
         LEARNING,
-        "Parts of a recent update's loss. Its level says little; jumps do.",
+        "Every number that the algorithm reports about a recent update, such as the parts of its loss. The level of a "
+        "loss says little; a jump says more. Click on a name to see its curve alone.",
         Unit.number,
-        (("seedrl_loss", "{part}"),),
+        (("seedrl_algorithm", "{value}"),),
         min=None,
-    ),
-    Panel(
-        "Entropy",
-        LEARNING,
-        "Of the policy, in nats; ln(actions) is uniform. Near zero early on: raise algorithm.entropy_cost. Never "
-        "falling: lower it.",
-        Unit.number,
-        (("seedrl_entropy", "entropy"),),
     ),
     Panel(
         "Gradient norm",
         LEARNING,
-        "Before clipping to algorithm.max_grad_norm.",
+        "The norm of the gradient before it is clipped to algorithm.max_grad_norm.",
         Unit.number,
         (("seedrl_grad_norm", "norm"),),
     ),
     Panel(
-        "Schedules",
+        "Learning rate",
         LEARNING,
-        "What falls linearly with algorithm.learning_rate_end and algorithm.entropy_cost_end.",
+        "The step size of the optimizer. It falls linearly to algorithm.learning_rate_end if that is set.",
         Unit.number,
-        (("seedrl_learning_rate", "learning rate"), ("seedrl_entropy_cost", "entropy cost")),
+        (("seedrl_learning_rate", "learning rate"),),
     ),
     Panel(
         "Steps per second",
@@ -375,23 +368,10 @@ PANELS = (
     Panel(
         "Reuse",
         AGE,
-        "Times each unroll is trained on: 1 for V-trace, apart from what waits in the store.",
+        "How often an unroll is trained on, on average: unrolls of all gradient steps over unrolls made. A queue has "
+        "algorithm.passes, apart from what waits in the store.",
         Unit.number,
-        ((f"{rate('unrolls_trained_total')} / {rate('unrolls_made_total')}", "trained / made"),),
-    ),
-    Panel(
-        "KL from acting to training",
-        AGE,
-        "How far the policy has moved since the data was made, in nats. It should stay small, whatever the lag.",
-        Unit.number,
-        (("seedrl_kl", "KL"),),
-    ),
-    Panel(
-        "Clipped importance weights",
-        AGE,
-        "Share above algorithm.rho_bar. Near a half is normal for a policy that barely moved; what counts is a change.",
-        Unit.share,
-        (("seedrl_clipped_rho", "clipped"),),
+        ((f"{rate('unroll_uses_total')} / {rate('unrolls_made_total')}", "uses / made"),),
     ),
     Panel(
         "Actors",

@@ -1,6 +1,15 @@
 """docs/metrics.md, made from the declarations: `python -m seedrl.monitoring.reference > docs/metrics.md`."""
 
-from seedrl.metrics import ActorMetrics, Declaration, Kind, LearnerState, LearningMetrics, ServingMetrics, declared
+from seedrl.metrics import (
+    MOST_REPORTED,
+    ActorMetrics,
+    Declaration,
+    Kind,
+    LearnerState,
+    LearningMetrics,
+    ServingMetrics,
+    declared,
+)
 
 TITLES = {
     ServingMetrics: "Serving",
@@ -32,7 +41,9 @@ def _line(name: str, declaration: Declaration) -> str:
     suffix = "_total" if declaration.kind is Kind.counter else ""
     label = f"{{{declaration.label}}}" if declaration.label else ""
     details = ""
-    if declaration.values:
+    if declaration.label and not declaration.values:
+        details = f". {declaration.label.capitalize()}: at most {MOST_REPORTED} names, decided by the algorithm"
+    elif declaration.values:
         details = f". {declaration.label.capitalize()}: {', '.join(declaration.values)}"
     elif declaration.buckets:
         details = f". Buckets: {', '.join(f'{bound:g}' for bound in declaration.buckets)}"

@@ -18,7 +18,7 @@ from seedrl.metrics import (
     ServingMetrics,
     totals_of,
 )
-from seedrl.ranks.agreement import Progress
+from seedrl.run.stopping import Progress
 from seedrl.serving.sessions import SessionTable
 
 CYCLE = ("env", "network", "hold", "fill", "inference")
@@ -79,6 +79,7 @@ class Sampler:
             "steps_per_second": _ratio(change["env_steps"], seconds),
             "updates_per_second": _ratio(change["updates"], seconds),
             "policy_lag": _ratio(change["policy_lag/sum"], change["policy_lag/count"]),
+            "reuse": _ratio(change["unroll_uses"], change["unrolls_made"]),
             "inference_batch": _ratio(change["rows"], change["batches"]),
             "act_latency_seconds": latency,
             "round_trip_seconds": round_trip,
@@ -91,11 +92,9 @@ class Sampler:
             **{f"cycle/{part}": value for part, value in cycle.items()},
             **{f"serving/{k}": v for k, v in _share(change, "serving_seconds", SERVING_STAGES).items()},
             **{f"learner/{k}": v for k, v in _share(change, "learner_seconds", LEARNER_STAGES).items()},
-            **{f"loss/{part}": value for part, value in learning.loss.items()},
-            "loss/entropy": learning.entropy,
-            "loss/kl": learning.kl,
-            "loss/clipped_rho": learning.clipped_rho,
-            "loss/grad_norm": learning.grad_norm,
+            "grad_norm": learning.grad_norm,
+            "learning_rate": learning.learning_rate,
+            **{f"algorithm/{name}": value for name, value in learning.algorithm.items()},
         }
 
     def _cycle(self, change: Totals, latency: float, round_trip: float) -> dict[str, float]:

@@ -8,20 +8,9 @@ asked for it.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from seedrl.run.stopping import Progress
+
 STATUSES = ("", "done", "interrupted", "failed")  # how a rank wants to end; the first: not at all
-
-
-class Progress(NamedTuple):
-    """How far a run is, or one rank's part of it."""
-
-    env_steps: int = 0
-    episodes: int = 0
-    return_sum: float = 0.0  # of the last hundred episodes, or of a rank's share of them
-    return_count: int = 0
-
-    @property
-    def return_mean(self) -> float | None:
-        return self.return_sum / self.return_count if self.return_count else None
 
 
 class Load(NamedTuple):

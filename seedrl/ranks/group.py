@@ -20,7 +20,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seedrl.errors import RankLost
-from seedrl.ranks.identity import ALONE, Identity
+from seedrl.run.identity import ALONE, Identity
 
 Words = TypeVar("Words")  # JSON
 Form = tuple[str, list[int]]  # type and shape of a tensor

@@ -1,59 +1,68 @@
-"""This rank's part in the rounds of agreement: what it says, and what it does about what the others say.
+"""Rounds of agreement among several ranks: what this rank votes, and what it does about the decision.
 
-Knows nothing of training. One rank alone agrees with itself, at no cost.
+Knows nothing of training. Ranks have rounds all the time, so that none is ever left alone in a collective step.
 """
 
-import math
 from collections.abc import Callable
 
 from seedrl.config import StopConfig
-from seedrl.metrics import ServingMetrics
-from seedrl.ranks.agreement import Decision, Load, Progress, Vote
+from seedrl.learning.loop import POLL_SECONDS
+from seedrl.ranks.agreement import Decision, Load, Vote
 from seedrl.ranks.group import Ranks
-from seedrl.run.stopping import EPISODES, Stop, reached_goal
+from seedrl.run.stopping import Progress, Stop, reached_goal
 
 
-class Voting:
-    """Owned by the main thread, and by the learner thread while that runs. `progress` is for any."""
+class VotingRounds:
+    """Owned by the main thread, and by the learner thread while that runs. `progress` is for any thread."""
 
-    def __init__(self, ranks: Ranks, stop: Stop, goal: StopConfig, own: Callable[[], Vote]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        stop: Stop,
+        goal: StopConfig,
+        own_vote: Callable[[], Vote],
+        on_loads: Callable[[list[Load]], None] = lambda loads: None,
+    ) -> None:
+        """`on_loads` is called in every round with the loads of all ranks."""
         self._ranks = ranks
         self._stop = stop
         self._goal = goal
-        self._own = own
-        self.agreed = Decision()  # in the newest round
-        self.on_loads: Callable[[list[Load]], None] = lambda loads: None  # called in every round, by rank
+        self._own_vote = own_vote
+        self._on_loads = on_loads
+        self.decision = Decision()  # of the newest round
 
-    def go_on(self, has_batch: bool = False) -> bool:
-        """One round; whether all ranks go on. They stop in the same round, all for the same reason."""
-        stop = self._stop.status if self._stop.is_set() else ""
-        said = self._own()._replace(has_batch=has_batch, stop=stop)
-        self.agreed = agreed = Decision(tuple(map(Vote.of, self._ranks.gather_rows(said.row()))))
-        self.on_loads(agreed.loads)
-        if agreed.stopper is not None:
-            self._stop_for(agreed.stopper)
-        return agreed.stopper is None
+    @property
+    def is_update_due(self) -> bool:
+        return self.decision.is_update_due
 
-    def stop_if_done(self) -> bool:
-        """Whether training is over. All ranks look at the same numbers, so all of them see it after the same round."""
-        reason = reached_goal(self._goal, self.progress)
-        if reason:
-            self._stop.ask("done", reason)
-        return bool(reason)
+    @property
+    def is_save_due(self) -> bool:
+        return self.decision.is_save_due
+
+    @property
+    def patience(self) -> float:
+        """A rank without actors does not wait for a train batch, unless all ranks are without."""
+        return 0.0 if self._own_vote().is_idle and not self.decision.are_all_idle else POLL_SECONDS
 
     @property
     def progress(self) -> Progress:
-        """Of all ranks: as agreed in the newest round, or as it is now if there is no other."""
-        return self._own().progress if self._ranks.is_alone else self.agreed.progress
+        return self.decision.progress
+
+    def agree(self, has_batch: bool = False) -> bool:
+        """Have a round; return whether all ranks continue. They stop in the same round, for the same reason."""
+        stop = self._stop.status if self._stop.is_set() else ""
+        vote = self._own_vote()._replace(has_batch=has_batch, stop=stop)
+        self.decision = decision = Decision(tuple(map(Vote.of, self._ranks.gather_rows(vote.row()))))
+        self._on_loads(decision.loads)
+        if decision.stopper is not None:
+            self._stop_for(decision.stopper)
+        return decision.stopper is None
+
+    def stop_if_done(self) -> bool:
+        """All ranks look at the same numbers, so all of them see the end after the same round."""
+        return self._stop.ask_if_done(reached_goal(self._goal, self.progress))
 
     def _stop_for(self, rank: int) -> None:
         status, reason = self._ranks.share([self._stop.status, self._stop.reason], source=rank)
         if rank != self._ranks.identity.rank:
             self._stop.obey(status, f"rank {rank}: {reason}")
-
-
-def progress_of(serving: ServingMetrics, ranks: int) -> Progress:
-    """This rank's; of the last hundred episodes each of `ranks` tells its share."""
-    newest = list(serving.returns.copy())  # another thread may add to it
-    returns = newest[-math.ceil(EPISODES / ranks) :]
-    return Progress(serving.env_steps, serving.episodes, sum(returns), len(returns))

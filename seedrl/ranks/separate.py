@@ -3,12 +3,12 @@
 Both do their parts in the same order, device to device, one batch at a time: the next one waits in the store until the
 weights of the last are served, so back-pressure and policy lag are those of one process. Knows nothing of streams.
 
-    rank 0, RemoteLearner                 rank 1, Learner with Inbox and Outbox
-    update    takes a batch    →    trains on it
+    rank 0, RemoteLearner           rank 1, MirroredLearner with Inbox and Outbox
+    train     sends a batch    →    trains on it
               shows numbers    ←    what it has counted
     publish   serves weights   ←    weights
-                               →    that they are served: by that rank 1 measures the publish lag
-    tensors   writes them down ←    weights and optimiser, for a checkpoint
+                               →    a confirmation that they are served: by that rank 1 measures the publish lag
+    tensors   writes them      ←    weights, optimiser and algorithm, for a checkpoint
 """
 
 from typing import Any
@@ -16,60 +16,55 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seedrl.learning.learner import PATIENCE
+from seedrl.learning.learner import PATIENCE, Learner, Publisher
 from seedrl.metrics import LearningMetrics, restore_totals, totals_of
-from seedrl.policy import Policy
 from seedrl.ranks.group import Ranks
 from seedrl.run.checkpoint import Tensors
-from seedrl.specs import EnvSpec, as_tree, leaves
-from seedrl.store import Store
-from seedrl.types import ModelInput, Unrolls
+from seedrl.specs import EnvSpec
+from seedrl.types import Ticket, Unrolls
 
 SERVING, TRAINING = 0, 1  # ranks
-COUNTED = ("updates", "skipped_updates", "trained_steps", "unrolls_trained", "policy_lag", "publish_lag_seconds")
-SHOWN = ("entropy", "kl", "clipped_rho", "grad_norm", "learning_rate", "entropy_cost")  # gauges
+COUNTED = (
+    *("updates", "skipped_updates", "trained_steps", "unrolls_trained", "unroll_uses"),
+    *("policy_lag", "publish_lag_seconds"),
+)
+SHOWN = ("grad_norm", "learning_rate")  # gauges
 HERE = "checkpoint"  # the stage of the learner's time that is spent where checkpoints are written
 
 
 class RemoteLearner:
     """Rank 0's stand-in for a learner that is elsewhere. Owned by the learner thread."""
 
-    def __init__(
-        self, ranks: Ranks, model: nn.Module, store: Store, policy: Policy, metrics: LearningMetrics, batch_size: int
-    ) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module, metrics: LearningMetrics) -> None:
         self.model = model  # what was published last
-        self.optimizer: torch.optim.Optimizer | None = None
         self.skipped_in_a_row = 0
         self._ranks = ranks
-        self._store = store
-        self._policy = policy
         self._metrics = metrics
-        self._batch_size = batch_size
         self._has_sent = False
 
-    def has_batch(self, timeout: float) -> bool:
-        return self._store.wait_for(self._batch_size, timeout)
-
-    def update(self) -> bool:
-        """Has rank 1 train on the next train batch."""
-        unrolls = self._store.take(self._batch_size, timeout=0)
-        assert unrolls is not None  # it was asked before
-        tensors = _flat(unrolls)
+    def train(self, unrolls: Unrolls) -> None:
+        """Have rank 1 train on a train batch."""
+        tensors = _tensors(unrolls)
         if not self._has_sent:  # all batches have the form of the first
             self._ranks.share([_form(tensor) for tensor in tensors], SERVING)
             self._has_sent = True
         self._ranks.spread(tensors, SERVING)
         self._mirror(self._ranks.share({}, TRAINING))
-        return True
 
-    def publish(self) -> None:
-        """Serves the weights that rank 1 has now."""
+    def assist(self, blank: Unrolls) -> None:
+        raise AssertionError("the rank that serves has a train batch in every update")
+
+    def publish(self, policy: Publisher) -> None:
+        """Serve the weights that rank 1 has now."""
         self._ranks.spread(self.model.state_dict().values(), TRAINING)
-        self._policy.publish(self.model, self._metrics.updates)
+        policy.publish(self.model, self._metrics.updates)
         self._ranks.spread([torch.zeros(1)], SERVING)
 
     def tensors(self) -> Tensors:
         return self._ranks.share_tensors({}, TRAINING)
+
+    def load(self, tensors: Tensors) -> None:
+        """Rank 1 loads them itself."""
 
     def sync(self) -> None:
         """There is one learner."""
@@ -78,13 +73,43 @@ class RemoteLearner:
     def has_diverged(self) -> bool:
         return self.skipped_in_a_row >= PATIENCE
 
-    def _mirror(self, told: dict[str, Any]) -> None:
+    def _mirror(self, counted: dict[str, Any]) -> None:
         metrics = self._metrics
-        restore_totals(metrics, told["counted"])
-        metrics.loss.update(told["loss"])
+        restore_totals(metrics, counted["counted"])
+        metrics.algorithm.update(counted["algorithm"])
         for name in SHOWN:
-            setattr(metrics, name, told["shown"][name])
-        self.skipped_in_a_row = told["skipped_in_a_row"]
+            setattr(metrics, name, counted["shown"][name])
+        self.skipped_in_a_row = counted["skipped_in_a_row"]
+
+
+class MirroredLearner:
+    """Rank 1's learner: after every train batch it sends what it has counted, for rank 0 to show."""
+
+    def __init__(self, ranks: Ranks, learner: Learner, metrics: LearningMetrics) -> None:
+        self._ranks = ranks
+        self._learner = learner
+        self._metrics = metrics
+        self.assist, self.publish = learner.assist, learner.publish
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        return self._learner.skipped_in_a_row
+
+    @property
+    def has_diverged(self) -> bool:
+        return self._learner.has_diverged
+
+    def train(self, unrolls: Unrolls) -> None:
+        self._learner.train(unrolls)
+        totals = totals_of(self._metrics)
+        seconds = {stage: value for stage, value in totals["learner_seconds"].items() if stage != HERE}
+        counted = {
+            "counted": {**{name: totals[name] for name in COUNTED}, "learner_seconds": seconds},
+            "algorithm": self._metrics.algorithm,
+            "shown": {name: getattr(self._metrics, name) for name in SHOWN},
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
+        self._ranks.share(counted, TRAINING)
 
 
 class Inbox:
@@ -97,7 +122,7 @@ class Inbox:
         self._forms: list[list[Any]] = []  # of the tensors of a batch
 
     def wait_for(self, count: int, timeout: float) -> bool:
-        """Rank 0 knows, and says so in a round of agreement."""
+        """Rank 0 knows, and votes for an update in a round of agreement."""
         return True
 
     def take(self, count: int, timeout: float) -> Unrolls:
@@ -107,47 +132,36 @@ class Inbox:
             for dtype, shape, is_on_host in self._forms
         ]
         self._ranks.spread(tensors, SERVING)
-        return _unflat(self._spec, tensors)
+        return _unrolls(self._spec, tensors)
+
+    def blank(self, count: int) -> Unrolls:
+        raise AssertionError("the rank that trains gets a train batch in every update")
 
 
 class Outbox:
-    """Whom a learner at rank 1 publishes to."""
+    """Where a learner at rank 1 publishes its weights."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
     def publish(self, model: nn.Module, version: int) -> None:
-        """Returns when rank 0 serves them."""
+        """Return when rank 0 serves them."""
         self._ranks.spread(model.state_dict().values(), TRAINING)
         self._ranks.spread([torch.zeros(1)], SERVING)
-
-
-def tell(ranks: Ranks, metrics: LearningMetrics, skipped_in_a_row: int) -> None:
-    """What rank 1 has counted so far, after every update: rank 0 shows it."""
-    totals = totals_of(metrics)
-    seconds = {stage: value for stage, value in totals["learner_seconds"].items() if stage != HERE}
-    words = {
-        "counted": {**{name: totals[name] for name in COUNTED}, "learner_seconds": seconds},
-        "loss": metrics.loss,
-        "shown": {name: getattr(metrics, name) for name in SHOWN},
-        "skipped_in_a_row": skipped_in_a_row,
-    }
-    ranks.share(words, TRAINING)
 
 
 def _form(tensor: Tensor) -> list[Any]:
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type == "cpu"]
 
 
-def _flat(unrolls: Unrolls) -> list[Tensor]:
-    observation, *inputs = unrolls.inputs
-    version = torch.from_numpy(unrolls.policy_version)
-    others = unrolls.terminated, unrolls.truncated, unrolls.action, unrolls.behavior_logits, unrolls.behavior_value
-    return [*leaves(observation), *inputs, *others, version, unrolls.core_state]
+def _tensors(unrolls: Unrolls) -> list[Tensor]:
+    """Return what travels: every tensor, and what the host knows as further ones."""
+    host = (unrolls.policy_version, *unrolls.ticket)
+    return [*unrolls.tensors(), *map(torch.from_numpy, host)]
 
 
-def _unflat(spec: EnvSpec, tensors: list[Tensor]) -> Unrolls:
-    count = len(spec.observations)
-    reward, last_action, reset, terminated, truncated, action, logits, value, version, core_state = tensors[count:]
-    inputs = ModelInput(as_tree(spec.observation, tensors[:count]), reward, last_action, reset)
-    return Unrolls(inputs, terminated, truncated, action, logits, value, version.numpy(), core_state)
+def _unrolls(spec: EnvSpec, tensors: list[Tensor]) -> Unrolls:
+    """Return what `_tensors` has taken apart."""
+    *on_device, version, entry, generation = tensors
+    ticket = Ticket(entry.numpy(), generation.numpy())
+    return Unrolls.of_tensors(spec.observation, on_device, version.numpy(), ticket)

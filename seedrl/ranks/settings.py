@@ -11,8 +11,8 @@ import numpy as np
 
 from seedrl.config import Display, LearnerConfig, ReportConfig, available_cores
 from seedrl.errors import require
-from seedrl.ranks.identity import Identity
 from seedrl.run.directory import RunDirectory
+from seedrl.run.identity import Identity
 from seedrl.wire.address import address_of
 
 

@@ -1,7 +1,7 @@
 """The learner process: builds its parts, names its threads, shuts them down in order.
 
-server      reads streams, runs batches, answers  serving/server.py, batches.py, inference.py
-learner     trains, publishes, checkpoints        learning/learner.py
+server      reads streams, runs batches, answers  serving/server.py, batch_loop.py, inference.py
+learner     trains, publishes, checkpoints        learning/loop.py, learner.py
 metrics     serves pages over HTTP                monitoring/endpoint.py
 main        shows progress, handles signals       here
 """
@@ -9,57 +9,44 @@ main        shows progress, handles signals       here
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from seedrl.actions import Actions
-from seedrl.config import LearnerConfig, serving_ranks, store_sizes, torch_threads
+from seedrl.algorithms.build import build_algorithm
+from seedrl.config import LearnerConfig, torch_threads
 from seedrl.device import after_serving, choose_device, own_stream
-from seedrl.errors import Diverged, Mismatch, RankLost, SeedrlError, ThreadDied
-from seedrl.learning.learner import Learner
-from seedrl.metrics import LearningMetrics, ServingMetrics, Stopwatch
+from seedrl.errors import Diverged, RankLost, SeedrlError, ThreadDied
+from seedrl.learning.loop import POLL_SECONDS, TrainingLoop
+from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.monitoring.monitor import Monitor
 from seedrl.policy import Policy
-from seedrl.ranks.agreement import Load, Progress, Vote
-from seedrl.ranks.group import Ranks
-from seedrl.ranks.identity import ALONE, Identity
-from seedrl.ranks.rounds import Voting, progress_of
-from seedrl.ranks.separate import TRAINING, RemoteLearner
-from seedrl.ranks.settings import directory_of, generator_seed
-from seedrl.roles.trainer import TrainerProcess
+from seedrl.roles.peers import Alone, Peers
 from seedrl.run.budget import budget_of, check_budget, check_store
+from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.context import ContextFile, State
+from seedrl.run.identity import ALONE, Identity
 from seedrl.run.membership import Membership
 from seedrl.run.progress import ProgressDisplay, closing_words, console
 from seedrl.run.saving import Saver
-from seedrl.run.snapshot import (
-    Resumable,
-    decoded_spec,
-    encoded_spec,
-    initial_weights,
-    load_weights,
-    share_checkpoint,
-    spec_of,
-)
+from seedrl.run.snapshot import Resumable, initial_weights, load_weights, spec_of
 from seedrl.run.stopping import Stop, stop_on_signals
 from seedrl.run.summary import summarize
-from seedrl.run.totals import Counts, counts_of, joined, restore_counters
-from seedrl.serving.balance import Endpoint
+from seedrl.run.totals import Counts, counts_of, restore_counters
+from seedrl.selectors import build_selector
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
 from seedrl.specs import EnvSpec
-from seedrl.store import Store
+from seedrl.store import Store, StoreSizes
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.validation import check
 
-POLL_SECONDS = 0.1  # how long a thread waits before it looks whether to stop
 LOOK_SECONDS = 0.5
 STOP_SECONDS = 8.0  # for the threads to end: less than a supervisor waits
 
@@ -71,247 +58,159 @@ class LearnerProcess:
         check(config)
         self.device = choose_device(config.device, identity.local_rank)
         self.stop = Stop(on_stop=self._turn_away)
-        self.ranks = Ranks.join(identity, self.device, config.ranks.timeout)
-        self.run_directory, config = directory_of(config, identity.rank, self.ranks.share)
+        self.peers = _peers(config, identity, self.device)
+        self.run_directory, config = self.peers.open_run(config)
         self.config = config
         self.serving = ServingMetrics()
         self.learning = LearningMetrics()
         self.display = ProgressDisplay(config, console(self._log()), identity)
         self.saver = Saver(config.checkpoint, self.run_directory.checkpoints, self.learning, say=self.display.say)
-        self.checkpoint = share_checkpoint(self.ranks, self.saver.load() if identity.is_first else None)
-        self.resumed_at = self.checkpoint.state["learning"]["updates"] if self.checkpoint is not None else 0
-        self.front = InferenceService(
+        self.checkpoint = self.peers.share_checkpoint(self.saver.load() if identity.is_first else None)
+        self.inference = InferenceService(
             config,
             self.serving,
-            job_seed=partial(session_seed, config.seed, self.resumed_at, rank=identity.rank),
+            plan=planned_seats(config.actors),
+            job_seed=partial(session_seed, config.seed, _updates(self.checkpoint), rank=identity.rank),
             on_failure=self._thread_died,
             say=self.display.say,
             describe=lambda: self.monitor.status(),
             check_spec=partial(check_store, config, self.device),
         )
-        self.sessions, self.batcher, self.server = self.front.sessions, self.front.batcher, self.front.server
-        self.balance = self.front.balance
-        self.addresses: list[str] = []  # of the ranks' endpoints, once they are open
         if self.checkpoint is not None:
             restore_counters(self.checkpoint.state, self.serving, self.learning, identity.rank)
-            self.sessions.agree(spec_of(self.checkpoint))
+            self.inference.sessions.agree(spec_of(self.checkpoint))
+        self.rounds = self.peers.rounds(self.stop, self.inference, self.serving, self.saver)
         context_file = ContextFile(self.run_directory.path)
-        self.rounds = Voting(self.ranks, self.stop, config.stop, own=self._said)
-        self.rounds.on_loads = self._see_endpoints
         self.monitor = Monitor(
             config,
             self.run_directory,
             self.serving,
             self.learning,
-            self.sessions,
-            self.batcher,
+            self.inference.sessions,
+            self.inference.batcher,
             say=self.display.say,
             desired_before=context_file.read_or_new().desired_actors,
             identity=identity,
-            progress=self._shown_progress,
+            progress=self.peers.shown_progress,
         )
         self.monitor.device = str(self.device)
         self.membership = Membership(
             context_file,
-            self.sessions,
+            self.inference.sessions,
             self.serving,
             self.learning,
             newest_checkpoint=lambda: self.saver.newest,
             desired_actors=lambda: self.monitor.desired_actors,
-            progress=self._shown_progress,
+            progress=self.peers.shown_progress,
         )
-        self.learner_thread = threading.Thread(target=self._run_learner, name="learner", daemon=True)
-        self.seconds_before = 0.0  # of this run, in earlier processes
-        self.began = time.monotonic()
+        self.training: Training | None = None  # built as soon as the spaces are known
+        self.clock = RunClock()
 
     def run(self) -> dict[str, Any]:
-        """Serves and trains until it is done or asked to stop; returns the summary."""
+        """Serve and train until the run is done or asked to stop; return the summary."""
         try:
-            if self.checkpoint is not None:  # first, so that actors who find the port find somebody who serves them
-                self._build(self.sessions.spec.result())
+            if self.checkpoint is not None:  # first, so that actors that find the port are served at once
+                self._build(spec_of(self.checkpoint))
             address = self._open()
-            if self.checkpoint is None and self._wait_for_spaces(address):
-                self._build(self.sessions.spec.result())
-            if self.rounds.go_on() and not self.rounds.stop_if_done():  # a resumed run may be done already
+            if self.checkpoint is None and (spec := self._wait_for_spaces(address)) is not None:
+                self._build(spec)
+            if self.rounds.agree() and not self.rounds.stop_if_done():  # a resumed run may be done already
                 self._start_threads()
                 self._watch()
         except BaseException as error:
             self.stop.ask("failed", str(error), error)
         summary = self._shut_down()
-        self.ranks.leave()
+        self.peers.leave()
         if self.stop.failure is not None:
             raise self.stop.failure
         if self.learning.updates:
             self.display.say(closing_words(summary, str(self.run_directory.path)))
         return summary
 
-    def _said(self) -> Vote:
-        """To the other ranks, in a round of agreement."""
-        return Vote(
-            is_idle=self._is_idle,
-            is_save_due=self.saver.is_due,
-            knows_spaces=self.sessions.spec.done(),
-            progress=progress_of(self.serving, serving_ranks(self.config)),
-            load=Load() if self.ranks.is_alone else Load(*self.balance.own()[1:]),
-        )
-
-    @property
-    def _is_idle(self) -> bool:
-        """Whether it has no actors, so that other ranks need not wait for its train batches."""
-        return not self.config.ranks.separate and not self.sessions.slots_taken
-
-    def _see_endpoints(self, loads: Sequence[Load]) -> None:
-        """What the others have said of theirs, in every round."""
-        if len(self.addresses) > 1:
-            self.balance.see([Endpoint(address, *load) for address, load in zip(self.addresses, loads, strict=True)])
-
     def _log(self) -> Path | None:
-        """Where a rank speaks that is not the first; that one has the terminal."""
-        return None if self.ranks.is_first else self.run_directory.logs / "learner.log"
-
-    def _shown_progress(self) -> Progress | None:
-        """Rank 0 shows that of all ranks; each of the others its own."""
-        return self.rounds.progress if self.ranks.is_first and not self.ranks.is_alone else None
-
-    @property
-    def _seconds(self) -> float:
-        """That the run has taken so far."""
-        return self.seconds_before + time.monotonic() - self.began
+        """Return where a rank writes that is not the first, which has the terminal."""
+        return None if self.peers.identity.is_first else self.run_directory.logs / "learner.log"
 
     def _turn_away(self) -> None:
-        """Not ready any more, for whoever looks; runs in the thread that asks to stop."""
+        """Stop being ready; runs in the thread that asks to stop."""
         self.monitor.is_draining = True
-        self.server.set_ready(False)
+        self.inference.server.set_ready(False)
 
     def _open(self) -> str:
-        """Actors and people can find the learner from now on; returns where."""
-        address = self.monitor.listen = self.server.start()
+        """Let actors and people find the learner from now on; return where."""
+        address = self.monitor.listen = self.inference.server.start()
         self.monitor.start()
         near = self.config.socket or address  # what people on this machine can reach without TLS
         self.membership.begin(near, self.monitor.address)
         self.display.say(f"learner: serving {self.config.env.id} at {address}; run directory {self.run_directory.path}")
         if self.monitor.address:
             self.display.say(f"learner: live page at http://{self.monitor.address}/, metrics at /metrics")
-        self.addresses = self.ranks.gather(self.balance.address)
+        self.peers.announce(self.inference.balance.address)
         return address
 
-    def _wait_for_spaces(self, address: str) -> bool:
-        """Waits for the first actor, which tells the spaces; false if asked to stop before."""
+    def _wait_for_spaces(self, address: str) -> EnvSpec | None:
+        """Wait for the first actor, which announces the spaces; return None if asked to stop before."""
         waiting_since = time.monotonic()
-        told = False
-        while self.rounds.go_on():
-            if self.rounds.agreed.first_with_spaces is not None:
-                self._agree_on_spaces(self.rounds.agreed.first_with_spaces)
-                return True
+        has_hinted = False
+        while self.rounds.agree():
+            if (spec := self.peers.agreed_spec(self.inference)) is not None:
+                return spec
             self.stop.wait(POLL_SECONDS)
             self.membership.tick()
-            if not told and time.monotonic() - waiting_since > 5:
+            if not has_hinted and time.monotonic() - waiting_since > 5:
                 self.display.say(f"learner: waiting for actors; start one with: seedrl actor learner={address}")
-                told = True
-        return False
-
-    def _agree_on_spaces(self, source: int) -> None:
-        """One rank has been told the spaces, and tells the others."""
-        own = self.sessions.spec
-        spec = decoded_spec(self.ranks.share(encoded_spec(own.result()) if own.done() else {}, source=source))
-        self.front.agree(spec)
-        if own.result() != spec:
-            rank = self.ranks.identity.rank
-            raise Mismatch(f"spaces: rank {source} trains on {spec}; the actors of rank {rank} have {own.result()}")
+                has_hinted = True
+        return None
 
     def _build(self, spec: EnvSpec) -> None:
-        config = self.config
-        device = self.device
-        torch.set_num_threads(torch_threads(config))
-        actions = Actions(spec, config.model.squash)
-        model = build_model(config.model, spec.stacked(config.env.frame_stack), config.seed).to(device)
-        core_size = core_size_of(model)
-        budget = budget_of(config, spec, model, core_size)
-        check_budget(budget, device)
-        self.store = Store(spec, **store_sizes(config, core_size), device=device)
-        rank = self.ranks.identity.rank
-        generator = torch.Generator(device).manual_seed(generator_seed(config.seed, rank, self.resumed_at))
-        policy = Policy(model, version=0)
-        self.policy = policy
-        self.learner = self._learner(model, actions, policy)
-        self.resumable = Resumable(self.learner, generator, spec)
-        self.front.build(
-            policy,
-            actions,
-            self.store,
-            core_size=core_size,
-            generator=generator,
-            device=device,
-            may_go_on=self._is_in_step if config.lockstep else lambda: True,
-        )
-        self.batches, self.inference = self.front.batches, self.front.inference
-        self._restore()
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.display.say(
-            f"learner: {spec}; {parameters:,} parameters on {device}; {budget} for {config.serving.max_slots} slots "
-            f"and {self.store.capacity} finished unrolls"
-        )
-
-    def _learner(self, model: nn.Module, actions: Actions, policy: Policy) -> Learner | RemoteLearner:
-        """Or what stands for one, if another rank trains."""
-        config = self.config
-        if config.ranks.separate:
-            return RemoteLearner(self.ranks, model, self.store, policy, self.learning, config.algorithm.batch_size)
-        return Learner(
-            config,
-            model,
-            actions,
-            self.store,
-            policy,
-            self.learning,
-            env_steps=lambda: self.rounds.progress.env_steps,
-            ranks=self.ranks,
-        )
-
-    def _restore(self) -> None:
-        """Takes up the newest checkpoint of the run directory, or the weights of `init_from`; those are rank 0's."""
+        self.training = training = Training(self, spec)
         if self.checkpoint is not None:
-            self.seconds_before = self.resumable.restore(self.checkpoint, self.ranks.is_first)
+            self.clock = RunClock(training.resumable.restore(self.checkpoint, self.peers.identity.is_first))
             self.display.say(f"learner: resumed at {self.serving.env_steps:,} steps, {self.learning.updates:,} updates")
-        elif self.config.init_from and self.ranks.is_first:
-            load_weights(self.learner.model, initial_weights(self.config.init_from, warn=self.display.say))
-            self.display.say(f"learner: initial weights from {self.config.init_from}")
-        if self.checkpoint is None:
-            self.ranks.spread(self.learner.model.state_dict().values())
+        else:
+            self._set_initial_weights(training)
         self.saver.begin()
-        self.first_version = self.learning.updates
-        self.learner.publish()
+        training.learner.publish(training.policy)
+
+    def _set_initial_weights(self, training: "Training") -> None:
+        if self.config.init_from and self.peers.identity.is_first:
+            load_weights(training.learner.model, initial_weights(self.config.init_from, warn=self.display.say))
+            self.display.say(f"learner: initial weights from {self.config.init_from}")
+        self.peers.same_weights(training.learner.model)
 
     def _start_threads(self) -> None:
-        self.began = time.monotonic()
-        self.monitor.begin(self.store, self.policy, self.batches, self.seconds_before)
-        self.learner_thread.start()
-        self.front.begin(on_ready=self._become_ready)
+        assert self.training is not None
+        self.clock.start()
+        self.monitor.begin(self.training.store, self.training.policy, self.inference.batches, self.clock.seconds_before)
+        self.training.thread.start()
+        self.inference.begin(on_ready=self._become_ready)
 
     def _watch(self) -> None:
+        first_version = self.learning.updates
         while not self.stop.wait(LOOK_SECONDS):
             self.display.show(self.monitor.look())
-            self.server.set_live(self.monitor.is_alive)
-            self.server.rebalance()
+            self.inference.server.set_live(self.monitor.is_alive)
+            self.inference.server.rebalance()
             if self.monitor.is_ready:
-                self.membership.serve(is_training=self.learning.updates > self.first_version)
+                self.membership.serve(is_training=self.learning.updates > first_version)
             self.membership.tick()
 
     def _shut_down(self) -> dict[str, Any]:
-        """Threads first, so that nothing moves any more; then the checkpoint; then the actors."""
+        """End the threads first, so that nothing moves any more; then save; then dismiss the actors."""
         failed = self.stop.failure is not None
         self.membership.enter(State.FAILED if failed else State.DRAINING, self.stop.reason)
-        was_running = self.front.has_begun
+        was_running = self.inference.has_begun
         if was_running:
             self._join_threads()
         counts = self._save_last() if was_running and self.stop.failure is None else None
         over = self.stop.status == "done"
         command = pb.Control.COMMAND_END if over else pb.Control.COMMAND_DRAIN
-        self.server.stop(command, self.stop.reason)
+        self.inference.server.stop(command, self.stop.reason)
         self.display.close()
-        summary = summarize(self.config, self.stop, counts or counts_of(self.serving, self.learning), self._seconds)
+        counts = counts or counts_of(self.serving, self.learning)
+        summary = summarize(self.config, self.stop, counts, self.clock.seconds)
         if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
-            with contextlib.suppress(OSError):  # a full disk; the words at the end say the same
+            with contextlib.suppress(OSError):  # a full disk; the closing line says the same
                 self.run_directory.write_summary(summary)
         self.membership.enter(State.DONE if self.stop.failure is None else State.FAILED, self.stop.reason)
         try:
@@ -322,27 +221,27 @@ class LearnerProcess:
         return summary
 
     def _save_last(self) -> Counts | None:
-        """The threads of this rank have ended, and so do the others'. Rank 0 learns what all of them have counted."""
+        """Save after the threads have ended; return what all ranks have counted."""
         try:
-            counts = self._save()
-        except RankLost as error:  # the run goes on from the checkpoint before
+            return self.save()
+        except RankLost as error:  # the run resumes from the checkpoint before
             self.stop.fail(error)
             return None
-        return counts if self.ranks.is_first and not self.ranks.is_alone else None
 
     def _join_threads(self) -> None:
-        """Serving pauses and the learner ends, each in time."""
-        self.front.pause()
+        """Wait until serving has paused and the learner has ended, each in time."""
+        assert self.training is not None
+        self.inference.pause()
         deadline = time.monotonic() + STOP_SECONDS
-        self.learner_thread.join(STOP_SECONDS)
-        if self.learner_thread.is_alive():
+        self.training.thread.join(STOP_SECONDS)
+        if self.training.thread.is_alive():
             self.stop.fail(ThreadDied(f"thread learner did not stop within {STOP_SECONDS:.0f} s"))
-        if not self.front.wait(max(0.0, deadline - time.monotonic())):
+        if not self.inference.wait(max(0.0, deadline - time.monotonic())):
             self.stop.fail(ThreadDied(f"thread server did not stop within {STOP_SECONDS:.0f} s"))
 
-    # The threads.
+    # In the learner thread, or in the main thread once that has ended.
 
-    def _run_learner(self) -> None:
+    def run_learner_thread(self) -> None:
         """A thread that dies takes the process with it."""
         torch.set_flush_denormal(True)  # of this thread: vanishing gradients would cost a tenth of an update
         try:
@@ -351,6 +250,29 @@ class LearnerProcess:
                 self._learn()
         except BaseException as error:
             self._thread_died(error)
+
+    def _learn(self) -> None:
+        assert self.training is not None
+        self.training.loop.run()
+
+    def save(self) -> Counts:
+        """Write a checkpoint, if this is the first process; return what all processes have counted."""
+        assert self.training is not None
+        self.training.learner.sync()
+        counts = self.peers.total(counts_of(self.serving, self.learning))
+        if self.peers.identity.is_first:
+            resumable = self.training.resumable
+            self.saver.save(lambda: resumable.take(self.clock.seconds, counts))
+        return counts
+
+    def diverged(self, skipped: int) -> Diverged:
+        outlook = self.saver.roll_back() if self.peers.identity.is_first else "rank 0 reports where the run resumes"
+        return Diverged(
+            f"the loss or the gradient of {skipped} updates in a row was not finite; "
+            f"{outlook}; lower algorithm.learning_rate or algorithm.max_grad_norm if that happens again"
+        )
+
+    # In other threads.
 
     def _thread_died(self, error: BaseException) -> None:
         name = threading.current_thread().name
@@ -362,66 +284,108 @@ class LearnerProcess:
         """Runs in the server thread."""
         if not self.stop.is_set():
             self.monitor.is_ready = True
-            self.server.set_ready(True)
+            self.inference.server.set_ready(True)
 
-    def _is_in_step(self) -> bool:
-        """Lock-step: no further step before every update that the finished unrolls allow, and none after the last."""
-        algorithm = self.config.algorithm
-        due = self.first_version + self.store.completed // algorithm.batch_size * algorithm.passes
-        return self.policy.version >= due and not self.stop.is_set()
 
-    def _learn(self) -> None:
-        """Updates are everybody's or nobody's: there is one after a round in which all ranks are ready for it."""
-        while self._go_on(self.learner.has_batch(self._patience)):
-            if self.rounds.agreed.is_update_due:
-                self._update()
-                self.rounds.stop_if_done()
-                if not self.learner.skipped_in_a_row:
-                    if self.rounds.agreed.is_save_due:
-                        self._save()
-                elif self.learner.has_diverged:
-                    raise self._diverged()
-                self.learner.publish()
-                self.batches.wake()
+class Training:
+    """The parts that need the spaces, built by the main thread and then owned by the learner thread."""
 
-    @property
-    def _patience(self) -> float:
-        """How long to wait for a train batch. A rank without actors goes on with the others, if there are any."""
-        return 0.0 if self._is_idle and not self.rounds.agreed.are_all_idle else POLL_SECONDS
-
-    def _update(self) -> None:
-        if not self.learner.update():
-            assert isinstance(self.learner, Learner)  # if another rank trains, this one has to have a batch
-            self.learner.assist(self.store.blank(self.config.algorithm.batch_size))
-
-    def _go_on(self, has_batch: bool) -> bool:
-        """A round; a rank that waits for others waits for unrolls, theirs."""
-        timer = Stopwatch(self.learning.learner_seconds)
-        goes_on = self.rounds.go_on(has_batch)
-        timer.lap("wait")
-        return goes_on
-
-    def _diverged(self) -> Diverged:
-        outlook = self.saver.roll_back() if self.ranks.is_first else "rank 0 says where the run would go on"
-        return Diverged(
-            f"the loss or the gradient of {self.learner.skipped_in_a_row} updates in a row was not finite; "
-            f"{outlook}; lower algorithm.learning_rate or algorithm.max_grad_norm if that happens again"
+    def __init__(self, process: LearnerProcess, spec: EnvSpec) -> None:
+        config, device, inference = process.config, process.device, process.inference
+        torch.set_num_threads(torch_threads(config))
+        actions = Actions(spec, config.model.squash)
+        model = build_model(config.model, spec.stacked(config.env.frame_stack), config.seed).to(device)
+        algorithm = build_algorithm(config.algorithm, actions, model)
+        sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
+        budget = budget_of(config, spec, model, sizes.core_size)
+        check_budget(budget, device)
+        self._stop = process.stop
+        self._batch_size = config.algorithm.batch_size
+        self.store = Store(spec, build_selector(config), sizes, device, on_free=inference.wake)
+        self.policy = Policy(model, version=0)
+        self.learner = process.peers.learner(
+            config,
+            model,
+            algorithm,
+            process.learning,
+            env_steps=lambda: process.rounds.progress.env_steps,
+            prefer=self.store.prefer,
+        )
+        seed = process.peers.generator_seed(config.seed, _updates(process.checkpoint))
+        generator = torch.Generator(device).manual_seed(seed)
+        self.resumable = Resumable(self.learner, generator, spec)
+        self.loop = TrainingLoop(
+            self.store,
+            self.learner,
+            self.policy,
+            process.rounds,
+            process.learning,
+            batch_size=config.algorithm.batch_size,
+            save=process.save,
+            diverged=process.diverged,
+            on_published=inference.wake,
+        )
+        inference.build(
+            self.policy,
+            actions,
+            self.store,
+            core_size=sizes.core_size,
+            generator=generator,
+            device=device,
+            may_continue=self._is_in_step if config.lockstep else lambda: True,
+        )
+        self.thread = threading.Thread(target=process.run_learner_thread, name="learner", daemon=True)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        process.display.say(
+            f"learner: {spec}; {parameters:,} parameters on {device}; {budget} for {sizes.slots} slots "
+            f"and {sizes.capacity} finished unrolls"
         )
 
-    def _save(self) -> Counts:
-        """A checkpoint, written by rank 0; returns what all ranks have counted."""
-        self.learner.sync()
-        counts = joined(self.ranks.gather(counts_of(self.serving, self.learning)))
-        if self.ranks.is_first:
-            self.saver.save(lambda: self.resumable.take(self._seconds, counts))
-        return counts
+    def _is_in_step(self) -> bool:
+        """Lock-step: no further step while the learner could train or is training, and none after the last update.
+
+        The order matters: the learner stops being idle before it takes a train batch.
+        """
+        can_train = self.store.can_take(self._batch_size)
+        return not can_train and self.loop.is_idle and not self._stop.is_set()
+
+
+class RunClock:
+    """How long the run has taken, earlier processes included."""
+
+    def __init__(self, seconds_before: float = 0.0) -> None:
+        self.seconds_before = seconds_before
+        self._began = time.monotonic()
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self._began
+
+
+def _peers(config: LearnerConfig, identity: Identity, device: torch.device) -> Peers:
+    if identity.world_size == 1:
+        return Alone(identity)
+    from seedrl.ranks.peers import RankPeers
+
+    return RankPeers(config, identity, device)
+
+
+def _updates(checkpoint: Checkpoint | None) -> int:
+    """Return the updates that a process begins with."""
+    return checkpoint.state["learning"]["updates"] if checkpoint is not None else 0
 
 
 def run_learner(config: LearnerConfig, identity: Identity) -> None:
-    """`seedrl learner`: serves until done; SIGINT and SIGTERM end it in order, a second one at once."""
-    if config.ranks.separate and identity.rank == TRAINING:
+    """Run `seedrl learner` until it is done; SIGINT and SIGTERM end it cleanly, a second one at once."""
+    if config.ranks.separate and identity.rank > 0:
+        from seedrl.roles.trainer import TrainerProcess
+
         TrainerProcess(config, identity).run()
         return
-    service = LearnerProcess(config, identity)
-    stop_on_signals(service.stop, service.display.say)
-    service.run()
+    process = LearnerProcess(config, identity)
+    stop_on_signals(process.stop, process.display.say)
+    process.run()

@@ -13,7 +13,7 @@ import torch
 
 from seedrl import __version__
 from seedrl.actions import Actions
-from seedrl.config import LearnerConfig, SecurityConfig, ServingConfig, store_sizes, torch_threads
+from seedrl.config import LearnerConfig, SecurityConfig, ServingConfig, torch_threads
 from seedrl.device import choose_device
 from seedrl.errors import RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.metrics import ServingMetrics
@@ -21,16 +21,18 @@ from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.monitoring.monitor import actor_status
 from seedrl.policy import Policy
-from seedrl.run.budget import Budget, check_budget
+from seedrl.run.budget import check_budget, serving_budget
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
 from seedrl.run.snapshot import load_weights, spec_of
 from seedrl.run.stopping import Stop
+from seedrl.selectors import Fifo
+from seedrl.serving.seats import GREEDY, ON_POLICY, Seat
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
 from seedrl.serving.slots import FinishedEpisodes
 from seedrl.status import Status, Verdict
-from seedrl.store import Store
+from seedrl.store import Store, StoreSizes
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.validation import check
 
@@ -58,48 +60,44 @@ class PolicyServer:
         self.device = choose_device(config.device)
         self.stop = Stop(on_stop=self._turn_away)
         self.metrics = ServingMetrics()
-        self.front = InferenceService(
+        self.inference = InferenceService(
             config,
             self.metrics,
+            plan=[Seat(is_trained=False, exploration=GREEDY if greedy else ON_POLICY)] * config.actors.envs,
             job_seed=partial(session_seed, seed, DEPLOYED),
             on_failure=self._failed,
             say=say,
             describe=self.status,
-            evaluates_all=True,
         )
         self.address = ""
         self._spec = spec_of(checkpoint)
-        self.front.sessions.agree(self._spec)
-        self._build(checkpoint, greedy, seed, on_evaluated)
+        self.inference.sessions.agree(self._spec)
+        self._build(checkpoint, seed, on_evaluated)
 
-    def _build(
-        self, checkpoint: Checkpoint, greedy: bool, seed: int, on_evaluated: Callable[[FinishedEpisodes], None]
-    ) -> None:
+    def _build(self, checkpoint: Checkpoint, seed: int, on_evaluated: Callable[[FinishedEpisodes], None]) -> None:
         config, device, spec = self._config, self.device, self._spec
         torch.set_num_threads(torch_threads(config))
         actions = Actions(spec, config.model.squash)
         self._model = build_model(config.model, spec.stacked(config.env.frame_stack), config.seed).to(device)
         load_weights(self._model, checkpoint)
         core_size = core_size_of(self._model)
-        sizes = {**store_sizes(config, core_size), "capacity": 0}
-        weights = 3 * sum(each.nbytes for each in self._model.parameters())
-        check_budget(Budget(Store.bytes_needed(spec, **sizes), weights, optimizer=0), device)
+        sizes = StoreSizes.of(config, core_size)._replace(capacity=0)
+        check_budget(serving_budget(spec, self._model, sizes), device)
         self.policy = Policy(self._model, version=_version(checkpoint))
-        self.front.build(
+        self.inference.build(
             self.policy,
             actions,
-            Store(spec, **sizes, device=device),
+            Store(spec, Fifo(), sizes, device),
             core_size=core_size,
             generator=torch.Generator(device).manual_seed(seed),
             device=device,
-            greedy=greedy,
             on_evaluated=on_evaluated,
         )
 
     def start(self) -> str:
         """Serves from now on; returns where."""
-        self.address = self.front.server.start()
-        self.front.begin(on_ready=self._become_ready)
+        self.address = self.inference.server.start()
+        self.inference.begin(on_ready=self._become_ready)
         return self.address
 
     def reload(self, checkpoint: Checkpoint) -> None:
@@ -112,12 +110,12 @@ class PolicyServer:
     def close(self, command: pb.Control.Command, reason: str) -> None:
         """Actors are told to leave; what has failed meanwhile is raised."""
         self.stop.ask("done", reason)
-        if self.front.has_begun:
-            self.front.pause()
-            if not self.front.wait(STOP_SECONDS):
+        if self.inference.has_begun:
+            self.inference.pause()
+            if not self.inference.wait(STOP_SECONDS):
                 self.stop.fail(ThreadDied(f"thread server did not stop within {STOP_SECONDS:.0f} s"))
         if self.address:
-            self.front.server.stop(command, reason)
+            self.inference.server.stop(command, reason)
         if self.stop.failure is not None:
             raise self.stop.failure
 
@@ -129,7 +127,7 @@ class PolicyServer:
 
     def status(self) -> Status:
         now = time.monotonic()
-        sessions = list(self.front.sessions.open.values())
+        sessions = list(self.inference.sessions.open.values())
         return Status(
             state="running" if self.is_ready else "draining" if self.stop.is_set() else "waiting",
             version=__version__,
@@ -145,10 +143,10 @@ class PolicyServer:
 
     def _become_ready(self) -> None:
         self._is_ready = True
-        self.front.server.set_ready(not self.stop.is_set())
+        self.inference.server.set_ready(not self.stop.is_set())
 
     def _turn_away(self) -> None:
-        self.front.server.set_ready(False)
+        self.inference.server.set_ready(False)
 
     def _failed(self, error: BaseException) -> None:
         """A thread that dies takes the process with it."""

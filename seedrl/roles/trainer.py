@@ -1,27 +1,29 @@
-"""Rank 1 of `ranks.separate`: it trains on what rank 0 records, and serves nobody. All of it runs in the main thread.
+"""Rank 1 of `ranks.separate`: it trains on what rank 0 records, and serves no actors. Runs in the main thread.
 
-It takes rank 0's collective steps in rank 0's order (service.py has the other side): directory, checkpoint, addresses,
-spaces, and then rounds, each of which may be followed by an update.
+It takes rank 0's collective steps in rank 0's order (roles/learner.py has the other side): directory, checkpoint,
+addresses, spaces, and then rounds, each of which may be followed by an update.
 """
 
 import torch
 
 from seedrl.actions import Actions
+from seedrl.algorithms.build import build_algorithm
 from seedrl.config import LearnerConfig, torch_threads
 from seedrl.device import choose_device, own_stream
 from seedrl.errors import Diverged, SeedrlError
 from seedrl.learning.learner import Learner
-from seedrl.metrics import LearningMetrics, ServingMetrics, Stopwatch
+from seedrl.learning.loop import TrainingLoop
+from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.build import build_model
 from seedrl.ranks.agreement import Vote
 from seedrl.ranks.group import Ranks
-from seedrl.ranks.identity import Identity
-from seedrl.ranks.rounds import Voting
-from seedrl.ranks.separate import TRAINING, Inbox, Outbox, tell
+from seedrl.ranks.peers import share_checkpoint
+from seedrl.ranks.rounds import VotingRounds
+from seedrl.ranks.separate import TRAINING, Inbox, MirroredLearner, Outbox
 from seedrl.ranks.settings import directory_of
-from seedrl.run import checkpoint as files
+from seedrl.run.identity import Identity
 from seedrl.run.progress import ProgressDisplay, console
-from seedrl.run.snapshot import decoded_spec, load_weights, share_checkpoint, spec_of
+from seedrl.run.snapshot import decoded_spec, load_weights, spec_of
 from seedrl.run.stopping import Stop, stop_on_signals
 from seedrl.run.totals import counts_of, restore_counters
 from seedrl.specs import EnvSpec
@@ -40,16 +42,16 @@ class TrainerProcess:
         self.stop = Stop()
         self.learning = LearningMetrics()
         self.checkpoint = share_checkpoint(self.ranks, None)
-        self.rounds = Voting(self.ranks, self.stop, config.stop, own=Vote)
+        self.rounds = VotingRounds(self.ranks, self.stop, config.stop, own_vote=Vote)
         stop_on_signals(self.stop, self.display.say)
 
     def run(self) -> None:
-        """Trains until the run is done, or somebody wants to stop."""
+        """Train until the run is done or a rank asks to stop."""
         try:
             if self.checkpoint is not None:
                 restore_counters(self.checkpoint.state, ServingMetrics(), self.learning)
                 self._build(spec_of(self.checkpoint))
-            self.ranks.gather("")  # addresses: actors find rank 0
+            self.ranks.gather("")  # addresses: actors connect to rank 0
             if self.checkpoint is not None or self._wait_for_spaces():
                 self._train()
         except SeedrlError as error:
@@ -63,10 +65,10 @@ class TrainerProcess:
             raise self.stop.failure
 
     def _wait_for_spaces(self) -> bool:
-        """Builds as soon as rank 0 knows the spaces; false if asked to stop before."""
-        while self.rounds.go_on():
-            if self.rounds.agreed.first_with_spaces is not None:
-                self._build(decoded_spec(self.ranks.share({}, source=self.rounds.agreed.first_with_spaces)))
+        """Build as soon as rank 0 knows the spaces; return false if asked to stop before."""
+        while self.rounds.agree():
+            if (source := self.rounds.decision.first_with_spaces) is not None:
+                self._build(decoded_spec(self.ranks.share({}, source=source)))
                 return True
         return False
 
@@ -78,49 +80,41 @@ class TrainerProcess:
         self.learner = Learner(
             config,
             model,
-            Actions(spec, config.model.squash),
-            Inbox(self.ranks, spec, self.device),
-            Outbox(self.ranks),
+            build_algorithm(config.algorithm, Actions(spec, config.model.squash), model),
             self.learning,
             env_steps=lambda: self.rounds.progress.env_steps,
+            prefer=lambda ticket, priority: None,
+        )
+        outbox = Outbox(self.ranks)
+        self.loop = TrainingLoop(
+            Inbox(self.ranks, spec, self.device),
+            MirroredLearner(self.ranks, self.learner, self.learning),
+            outbox,
+            self.rounds,
+            self.learning,
+            batch_size=config.algorithm.batch_size,
+            save=self._save,
+            diverged=lambda skipped: Diverged(
+                f"{skipped} updates in a row were not finite; rank 0 reports where the run resumes"
+            ),
         )
         if self.checkpoint is None:
             self.ranks.spread(model.state_dict().values())
         else:
             load_weights(model, self.checkpoint)
-            files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", self.checkpoint.tensors))
-        self.learner.publish()
-        self.display.say(f"learner: trains on {self.device}, from {self.learning.updates:,} updates on")
+            self.learner.load(self.checkpoint.tensors)
+        self.learner.publish(outbox)
+        self.display.say(f"learner: trains on {self.device}, resuming at {self.learning.updates:,} updates")
 
     def _train(self) -> None:
-        if not self.rounds.go_on() or self.rounds.stop_if_done():
+        if not self.rounds.agree() or self.rounds.stop_if_done():
             return
         with own_stream(self.device):
-            while self._go_on():
-                if self.rounds.agreed.is_update_due:
-                    self._update()
+            self.loop.run()
         if self.stop.failure is None:
             self._save()
 
-    def _go_on(self) -> bool:
-        timer = Stopwatch(self.learning.learner_seconds)
-        goes_on = self.rounds.go_on(has_batch=True)
-        timer.lap("wait")
-        return goes_on
-
-    def _update(self) -> None:
-        learner = self.learner
-        learner.update()
-        tell(self.ranks, self.learning, learner.skipped_in_a_row)
-        self.rounds.stop_if_done()
-        if not learner.skipped_in_a_row:
-            if self.rounds.agreed.is_save_due:
-                self._save()
-        elif learner.has_diverged:
-            raise Diverged("updates were not finite again and again; rank 0 says where the run would go on")
-        learner.publish()
-
     def _save(self) -> None:
-        """Rank 0 writes it, and counts for both."""
+        """Rank 0 writes the checkpoint, and counts for both."""
         self.ranks.gather(counts_of(ServingMetrics(), LearningMetrics()))
         self.ranks.share_tensors(self.learner.tensors(), TRAINING)

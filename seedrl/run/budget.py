@@ -1,22 +1,26 @@
-"""How much memory a learner is going to need on its device, told before it is taken. Knows nothing of who uses it."""
+"""The memory that a learner or a policy server needs on its device, counted before it is taken.
+
+Knows nothing of what the memory is used for afterwards.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from seedrl.config import AlgorithmConfig, LearnerConfig, Optimizer, store_sizes
-from seedrl.device import free_bytes
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, Mismatch
+from seedrl.run.host_memory import free_host_bytes
 from seedrl.specs import EnvSpec
-from seedrl.store import Store
+from seedrl.store import Store, StoreSizes
 
 COPIES = 3  # of the weights: the one that is trained and the two that serve by turns
 MIB = 2**20
 
 
 class Budget(NamedTuple):
-    """Bytes on the device. What a forward or backward pass takes for a moment is not in it."""
+    """Bytes on the device, without what a forward or backward pass takes for a moment."""
 
     store: int
     weights: int  # all copies
@@ -32,33 +36,55 @@ class Budget(NamedTuple):
 
 
 def budget_of(config: LearnerConfig, spec: EnvSpec, model: nn.Module, core_size: int) -> Budget:
-    parameters = sum(each.nbytes for each in model.parameters())
-    weights = parameters + sum(each.nbytes for each in model.buffers())
-    return Budget(
-        store=Store.bytes_needed(spec, **store_sizes(config, core_size)),
-        weights=COPIES * weights,
-        optimizer=(1 + _averages(config.algorithm)) * parameters,
+    """Return what serving and training a model takes."""
+    averages = _averages(config.algorithm) * _parameter_bytes(model)
+    return serving_budget(spec, model, StoreSizes.of(config, core_size))._replace(
+        optimizer=_parameter_bytes(model) + averages
     )
 
 
+def serving_budget(spec: EnvSpec, model: nn.Module, sizes: StoreSizes) -> Budget:
+    """Return what serving a model takes if nothing is trained. `sizes` are those of the store."""
+    return Budget(Store.bytes_needed(spec, sizes), COPIES * _weight_bytes(model), optimizer=0)
+
+
+def checkpoint_bytes(config: LearnerConfig, model: nn.Module) -> int:
+    """Return the size of one checkpoint: the weights and what the optimizer keeps of them."""
+    return _weight_bytes(model) + _averages(config.algorithm) * _parameter_bytes(model)
+
+
+def _weight_bytes(model: nn.Module) -> int:
+    return _parameter_bytes(model) + sum(each.nbytes for each in model.buffers())
+
+
+def _parameter_bytes(model: nn.Module) -> int:
+    return sum(each.nbytes for each in model.parameters())
+
+
 def _averages(algorithm: AlgorithmConfig) -> int:
-    """Numbers the optimiser keeps of every parameter."""
+    """Return how many numbers the optimizer keeps of every parameter."""
     return 2 if algorithm.optimizer is Optimizer.adam or algorithm.rmsprop_momentum else 1
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Return what can be allocated on the device; None where the system does not tell."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_host_bytes()
+
+
 def check_budget(budget: Budget, device: torch.device) -> None:
-    """Refuses to begin what does not fit."""
+    """Raise ConfigError if the budget does not fit the device."""
     free = free_bytes(device)
     if free is not None and budget.total > free:
         raise ConfigError(
             f"the learner needs {budget} on {device} and {free / MIB:,.0f} MiB are free; lower serving.max_slots, "
-            "store.capacity or algorithm.unroll_length, or take a smaller model"
+            "store.capacity or algorithm.unroll_length, or choose a smaller model"
         )
 
 
 def check_store(config: LearnerConfig, device: torch.device, spec: EnvSpec) -> None:
-    """Refuses an actor's spaces if the store alone would not fit."""
-    needed = Store.bytes_needed(spec, **store_sizes(config, core_size=max(2 * config.model.lstm, config.model.gru)))
+    """Raise Mismatch if the store for an actor's spaces alone would not fit the device."""
+    sizes = StoreSizes.of(config, core_size=max(2 * config.model.lstm, config.model.gru))
+    needed = Store.bytes_needed(spec, sizes)
     free = free_bytes(device)
     if free is not None and needed > free:
         raise Mismatch(

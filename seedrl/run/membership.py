@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from seedrl.metrics import LearningMetrics, ServingMetrics
-from seedrl.ranks.agreement import Progress
 from seedrl.run.context import LEARNER, Context, ContextFile, Member, State
+from seedrl.run.stopping import Progress
 from seedrl.serving.sessions import Session, SessionTable
 
 WRITE_SECONDS = 2.0

@@ -13,7 +13,7 @@ from rich.table import Table
 from seedrl.config import Display, LearnerConfig
 from seedrl.monitoring.sampler import Row
 from seedrl.monitoring.words import duration
-from seedrl.ranks.identity import ALONE, Identity
+from seedrl.run.identity import ALONE, Identity
 
 PLAIN_SECONDS = 5.0
 TROUBLE = {"dropped_rows": "dropped rows", "skipped_updates": "skipped updates"}  # shown when there is any

@@ -3,18 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from google.protobuf.json_format import MessageToDict, ParseDict
 from torch import nn
 
 from seedrl.errors import ConfigError, RunDirectoryError
-from seedrl.learning.learner import Learner
-from seedrl.ranks.group import Ranks
-from seedrl.ranks.separate import RemoteLearner
 from seedrl.run import checkpoint as files
-from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.checkpoint import Checkpoint, Tensors
 from seedrl.run.totals import Counts, score_of
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
@@ -23,11 +20,21 @@ from seedrl.wire import codec
 NEWEST, BEST = "newest", "best"
 
 
+class Restorable(Protocol):
+    """The part of a learner that a checkpoint holds."""
+
+    model: nn.Module
+
+    def tensors(self) -> Tensors: ...
+
+    def load(self, tensors: Tensors) -> None: ...
+
+
 @dataclass
 class Resumable:
     """The parts of a learner that survive it. Owned by the learner thread while that runs."""
 
-    learner: Learner | RemoteLearner
+    learner: Restorable
     generator: torch.Generator
     spec: EnvSpec
 
@@ -52,21 +59,10 @@ class Resumable:
         """
         state = checkpoint.state
         load_weights(self.learner.model, checkpoint)
-        if self.learner.optimizer is not None:
-            files.unpack_optimizer(self.learner.optimizer, files.without_prefix("optimizer", checkpoint.tensors))
+        self.learner.load(checkpoint.tensors)
         if is_first:
             self.generator.set_state(checkpoint.tensors["generator"])
         return float(state["seconds"])
-
-
-def share_checkpoint(ranks: Ranks, checkpoint: Checkpoint | None) -> Checkpoint | None:
-    """Rank 0's, to all ranks, so that only its machine needs the run directory."""
-    if ranks.is_alone:
-        return checkpoint
-    state = ranks.share(None if checkpoint is None else checkpoint.state)
-    if state is None:
-        return None
-    return Checkpoint(ranks.share_tensors({} if checkpoint is None else checkpoint.tensors), state)
 
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:

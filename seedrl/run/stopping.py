@@ -1,20 +1,41 @@
 """Whether, how and why a learner ends, and the signals that ask for it. Knows nothing of what is stopped."""
 
+import math
 import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from seedrl.config import StopConfig
 from seedrl.errors import RankLost
-from seedrl.ranks.agreement import Progress
+from seedrl.metrics import ServingMetrics
 
 EPISODES = 100  # that a mean return is worth something of
 
 
+class Progress(NamedTuple):
+    """How far a run is, or one rank's part of it."""
+
+    env_steps: int = 0
+    episodes: int = 0
+    return_sum: float = 0.0  # of the last hundred episodes, or of a rank's share of them
+    return_count: int = 0
+
+    @property
+    def return_mean(self) -> float | None:
+        return self.return_sum / self.return_count if self.return_count else None
+
+    @classmethod
+    def of(cls, serving: ServingMetrics, ranks: int = 1) -> "Progress":
+        """Return this process's part; of the last hundred episodes each of `ranks` counts its share."""
+        newest = list(serving.returns.copy())  # the server thread may add to it
+        returns = newest[-math.ceil(EPISODES / ranks) :]
+        return cls(serving.env_steps, serving.episodes, sum(returns), len(returns))
+
+
 class Stop:
-    """Thread-safe; the first word counts. `on_stop` is called once, by whoever asks first."""
+    """Thread-safe; the first reason counts. `on_stop` is called once, by the thread that asks first."""
 
     def __init__(self, on_stop: Callable[[], None] = lambda: None) -> None:
         self._event = threading.Event()
@@ -31,6 +52,12 @@ class Stop:
             self.status, self.reason, self.failure = status, reason, failure
             self._event.set()
         self._on_stop()
+
+    def ask_if_done(self, reason: str) -> bool:
+        """Ask to stop because the goal is reached, unless the reason is empty; return whether it is reached."""
+        if reason:
+            self.ask("done", reason)
+        return bool(reason)
 
     def fail(self, failure: BaseException) -> None:
         """Ends as a failure, whatever was asked before."""

@@ -1,4 +1,4 @@
-"""Runs one batch after the other: the batcher says when, inference how. Knows nothing of what is in them.
+"""Runs one batch after the other: the batcher decides when, inference knows how. Knows nothing of their content.
 
 All of it happens in the server thread, between reading requests and writing answers. A thread of its own for inference
 would cost two hand-overs of the interpreter per batch and share it with the server anyway; gRPC's own threads go on
@@ -20,7 +20,9 @@ NO_GAP = 0.001  # seconds between two pauses that are one
 CAUSES = ("hold", "fill")  # pauses in which requests wait
 
 
-TURNS = 3  # of the event loop until what has come meanwhile is read: gRPC is heard, its futures resolve, readers go on
+# Turns of the event loop until requests that arrived during a batch are read: gRPC's events are polled, its futures
+# resolve, and the readers continue.
+TURNS = 3
 
 
 class Pause(NamedTuple):
@@ -30,41 +32,67 @@ class Pause(NamedTuple):
 
 
 class Runner(Protocol):
-    """What runs a batch: Inference."""
+    """The part of Inference that the loop uses."""
 
     def run(self, requests: list[Request]) -> None: ...
 
     def finish_unrolls(self) -> bool: ...
 
 
+class Pauses:
+    """How the batch loop waits and is woken. Owned by the server thread, except `wake`, which is for any thread."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pending: asyncio.Future[None] | None = None
+
+    async def pause(self, seconds: float) -> None:
+        """Wait until something happens, or for so long."""
+        self._loop = asyncio.get_running_loop()
+        self._pending = self._loop.create_future()
+        timer = self._loop.call_later(seconds, self.end)
+        await self._pending
+        timer.cancel()
+        self._pending = None
+
+    def end(self) -> None:
+        """End the pause, if there is one."""
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_result(None)
+
+    def wake(self) -> None:
+        """End the pause from another thread."""
+        if self._pending is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self.end)
+
+
 class BatchLoop:
-    """Owned by the server thread, except `wake`, `stop` and `alive_at`, which are for any thread."""
+    """Owned by the server thread, except `stop` and `alive_at`, which are for any thread."""
 
     def __init__(
         self,
         batcher: Batcher[Request],
         inference: Runner,
         metrics: ServingMetrics,
-        may_go_on: Callable[[], bool] = lambda: True,
+        pauses: Pauses,
+        may_continue: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_continue` is false while a lock-step run waits for an update."""
         self._batcher = batcher
         self._inference = inference
         self._metrics = metrics
-        self._may_go_on = may_go_on  # false while a lock-step run waits for an update
+        self._pauses = pauses
+        self._may_continue = may_continue
         self._stopping = False
-        self.alive_at = time.monotonic()  # when the newest batch ended, or when last nobody waited for one
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._paused: asyncio.Future[None] | None = None
-        self._pauses: deque[Pause] = deque(maxlen=64)  # that made requests wait, of late
-        batcher.on_submit = self._go_on
+        self.alive_at = time.monotonic()  # when the newest batch ended, or when no request waited for one
+        self._recent: deque[Pause] = deque(maxlen=64)  # pauses that made requests wait
 
     async def run(self) -> None:
-        """Until `stop`."""
-        self._loop = asyncio.get_running_loop()
+        """Run batches until `stop`."""
         while not self._stopping:
             if not self._batcher.waiting_rows:
                 self.alive_at = time.monotonic()
-            if not self._inference.finish_unrolls() or not self._may_go_on():
+            if not self._inference.finish_unrolls() or not self._may_continue():
                 await self._pause(LONGEST_PAUSE, "hold")  # actors wait for the learner
             elif requests := self._batcher.take():
                 self._count_waits(requests, time.monotonic())
@@ -74,14 +102,9 @@ class BatchLoop:
             else:
                 await self._wait_for_rows()
 
-    def wake(self) -> None:
-        """The learner has freed unrolls or published a policy."""
-        if self._paused is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._go_on)
-
     def stop(self) -> None:
         self._stopping = True
-        self.wake()
+        self._pauses.wake()
 
     async def _wait_for_rows(self) -> None:
         due = self._batcher.due_in()
@@ -90,20 +113,11 @@ class BatchLoop:
         else:
             await self._pause(min(due, LONGEST_PAUSE), "fill")
 
-    def _go_on(self) -> None:
-        if self._paused is not None and not self._paused.done():
-            self._paused.set_result(None)
-
     async def _pause(self, seconds: float, stage: str) -> None:
-        loop = asyncio.get_running_loop()
-        self._paused = loop.create_future()
-        timer = loop.call_later(seconds, self._go_on)
-        await self._account(stage, self._paused)
-        timer.cancel()
-        self._paused = None
+        await self._account(stage, self._pauses.pause(seconds))
 
     async def _account(self, stage: str, pause: Awaitable[None]) -> None:
-        """Adds the time of a pause to a stage, but for what was spent reading requests meanwhile."""
+        """Add the time of a pause to a stage, except what was spent reading requests meanwhile."""
         spent = self._metrics.serving_seconds
         began, read_before = time.monotonic(), spent["read"]
         await pause
@@ -113,18 +127,18 @@ class BatchLoop:
             self._remember(Pause(stage, began, ended))
 
     def _remember(self, pause: Pause) -> None:
-        last = self._pauses[-1] if self._pauses else None
+        last = self._recent[-1] if self._recent else None
         if last is not None and last.stage == pause.stage and pause.began - last.ended < NO_GAP:
-            self._pauses[-1] = last._replace(ended=pause.ended)
+            self._recent[-1] = last._replace(ended=pause.ended)
         else:
-            self._pauses.append(pause)
+            self._recent.append(pause)
 
     def _count_waits(self, requests: list[Request], now: float) -> None:
-        """How long requests have waited for this batch, and why."""
+        """Count how long requests have waited for this batch, and why."""
         metrics = self._metrics
         for request in requests:
             waited = busy = now - request.arrived
-            for pause in reversed(self._pauses):
+            for pause in reversed(self._recent):
                 if pause.ended <= request.arrived:
                     break
                 shared = pause.ended - max(pause.began, request.arrived)
@@ -135,6 +149,6 @@ class BatchLoop:
 
 
 async def _turns() -> None:
-    """Answers leave, and what has come during a batch is read, so that it is part of the next one."""
+    """Let answers leave, and let requests that came during a batch be read, so that they join the next one."""
     for _ in range(TURNS):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""WHEN a batch runs. Knows nothing of models, slots or streams: rows are counted, never looked at."""
+"""WHEN a batch runs. Knows nothing of models, slots or streams: it counts rows and never looks at them."""
 
 import time
 from collections import deque
@@ -19,21 +19,27 @@ Request = TypeVar("Request", bound=Countable)
 class Batcher(Generic[Request]):
     """Owned by the server thread; other threads may read `waiting_rows`.
 
-    Whoever runs batches asks for one when the device is idle. A batch goes as soon as
-      - at least `min_rows` rows wait (1: whoever waits, goes; `max_rows`: only full batches), or
+    The batch loop asks for a batch when the device is idle. One is due as soon as
+      - at least `min_rows` rows wait (1: any row is enough; `max_rows`: only full batches), or
       - the oldest request has waited `max_wait` seconds.
     So it never depends on how many environments are alive. Requests are taken whole and in order of arrival; one with
     more than `max_rows` rows makes a batch of its own.
     """
 
     def __init__(
-        self, max_rows: int, min_rows: int, max_wait: float, clock: Callable[[], float] = time.monotonic
+        self,
+        max_rows: int,
+        min_rows: int,
+        max_wait: float,
+        on_submit: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`on_submit` is called after every request."""
         self._max_rows = max_rows
         self._min_rows = min(min_rows, max_rows)
         self._max_wait = max_wait
         self._clock = clock
-        self.on_submit: Callable[[], None] = lambda: None
+        self._on_submit = on_submit
         self._waiting: deque[tuple[float, Request]] = deque()
         self._rows = 0
 
@@ -44,17 +50,17 @@ class Batcher(Generic[Request]):
     def submit(self, request: Request) -> None:
         self._waiting.append((self._clock(), request))
         self._rows += request.rows
-        self.on_submit()
+        self._on_submit()
 
     def drop(self, is_unwanted: Callable[[Request], bool]) -> int:
-        """Forgets requests that nobody waits for any more; returns how many rows they had."""
+        """Forget requests whose session has ended; return how many rows they had."""
         before = self._rows
         self._waiting = deque(entry for entry in self._waiting if not is_unwanted(entry[1]))
         self._rows = sum(request.rows for _, request in self._waiting)
         return before - self._rows
 
     def due_in(self) -> float | None:
-        """Seconds until a batch may go: 0 for at once, None while nobody waits."""
+        """Return the seconds until a batch is due: 0 for now, None while no request waits."""
         if not self._waiting:
             return None
         if self._rows >= self._min_rows:
@@ -63,7 +69,7 @@ class Batcher(Generic[Request]):
         return max(0.0, oldest + self._max_wait - self._clock())
 
     def take(self) -> list[Request]:
-        """The next batch; empty if none is due."""
+        """Return the next batch, which is empty if none is due."""
         batch: list[Request] = []
         if self.due_in() != 0.0:
             return batch

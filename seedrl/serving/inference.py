@@ -5,7 +5,7 @@ stacked with the frames before it, exactly as training will.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seedrl.actions import Actions
+from seedrl.columns import Record, RowIndices
 from seedrl.device import upload
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.rows import RESET
-from seedrl.serving.sessions import ON_POLICY, Request, Session
+from seedrl.serving.seats import GREEDY, ON_POLICY, Seats
+from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import NOBODY, FinishedEpisodes, Indices, Slots
 from seedrl.specs import Arrays, rows_of, tree_map
-from seedrl.store import Place, Record, Store
+from seedrl.store import Store
 from seedrl.types import ModelInput, ModelOutput, Observation
 
 Answer = tuple[Request, Arrays]  # its actions
@@ -34,13 +36,6 @@ class HostBatch(NamedTuple):
     flags: NDArray[np.uint8]  # [N]
 
 
-class CompletedUnrolls(NamedTuple):
-    """Slots whose unroll is complete, and the core_state [n, S] before its last row."""
-
-    slots: Indices
-    core_state: Tensor
-
-
 class Inference:
     """Owned by the server thread. `finish_unrolls` has to be true before `run`; `release` follows every session."""
 
@@ -49,33 +44,34 @@ class Inference:
         policy: Policy,
         actions: Actions,
         slots: Slots,
+        seats: Seats,
         store: Store,
         metrics: ServingMetrics,
         *,
         generator: torch.Generator,
         device: torch.device,
         answer: Callable[[list[Answer]], None],
-        greedy: bool = True,
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
     ) -> None:
-        """Slots for evaluation take the likeliest action if `greedy`; `on_evaluated` is told of their episodes."""
+        """`on_evaluated` is called with the episodes that end in seats that are not trained on."""
         self._policy = policy
         self._actions = actions
         self._slots = slots
+        self._seats = seats
         self._store = store
+        self._columns = store.columns
         self._metrics = metrics
         self._noise = Noise(actions, generator)
         self._device = device
         self._answer = answer
-        self._greedy = greedy
         self._on_evaluated = on_evaluated
-        self._full = CompletedUnrolls(np.zeros(0, np.int64), torch.zeros(0, 0))
+        self._full = np.zeros(0, np.int64)  # slots whose unroll is complete and not handed over yet
 
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
         """A forward pass that nobody waits for: in the first one libraries choose and allocate. Records nothing."""
         first = np.zeros(rows, np.int64)
-        observation = self._store.stacks(self._store.place(first, first, first))
+        observation = self._columns.stacks(self._columns.locate(first, first, first))
         reward = torch.zeros(rows, device=self._device)
         last_action = upload(self._slots.last_action(first), self._device)
         inputs = ModelInput(observation, reward, last_action, reward.bool())
@@ -90,108 +86,101 @@ class Inference:
         resets = batch.slots[reset]
         if len(resets):
             for request in requests:  # a new session takes its slots over with the first row of each
-                self._claim(request.slots, request.session.id, request.evaluates)
+                self._claim(request.slots, request.session.id)
         position = self._slots.locate(batch.slots, resets)
-        place = self._store.place(*position)
+        at = self._columns.locate(*position)
         core_state = self._slots.core_state(batch.slots)
         last_action = self._slots.last_action(batch.slots)
         timer.lap("stage")
         inputs = ModelInput(
-            self._observe(requests, place),
+            self._observe(requests, at),
             upload(batch.reward, self._device),
             upload(last_action, self._device),
             upload(reset, self._device),
         )
         timer.lap("copy")
         output, next_core_state, version = self._forward(inputs, core_state)
-        if any(request.session.exploration is not ON_POLICY for request in requests):
-            output = output._replace(logits=self._explored(requests, output.logits))
+        if self._seats.any_explores:
+            output = output._replace(logits=self._explored(batch.slots, output.logits))
         action = self._actions.choose(output.logits, self._noise_for(batch.slots)).cpu().numpy()
         timer.lap("forward")
         self._answer(_split(requests, self._actions.to_env(action)))
         self._count_answers(requests, version, timer.lap("reply"))
 
         record = Record(batch.reward, batch.flags, position.age, last_action, action, np.array(version))
-        self._store.write_rows(place, record, output)
-        if core_state.shape[1] and (first := (position.t == 0).nonzero()[0]).size:
-            self._store.begin(position.entry[first], core_state[upload(first, self._device)])
+        self._columns.write_rows(at, record, output)
+        self._columns.write_core_state(position.entry, position.t, core_state)
         self._slots.advance(batch.slots, action, next_core_state)
         self._count(batch, reset)
-        full = (position.t == self._store.unroll_length).nonzero()[0]
-        if len(full) and self._slots.any_evaluate:
-            full = self._begin_again(batch.slots, full)
+        full = batch.slots[position.t == self._columns.unroll_length]
         if len(full):
-            self._full = CompletedUnrolls(batch.slots[full], core_state[upload(full, self._device)])
+            self._full = full if self._seats.all_trained else self._recycle_untrained(full)
         timer.lap("record")
 
-    def _explored(self, requests: list[Request], logits: Tensor) -> Tensor:
-        """What actions are really drawn from, so that it is recorded; who acts as trained keeps its logits."""
-        counts = [request.rows for request in requests]
-        by_request = np.array([request.session.exploration for request in requests], np.float32)
-        temperature, epsilon = upload(np.ascontiguousarray(by_request.repeat(counts, axis=0).T), self._device)
-        explores = (temperature != ON_POLICY.temperature) | (epsilon != ON_POLICY.epsilon)
-        return torch.where(explores.unsqueeze(-1), self._actions.explored(logits, temperature, epsilon), logits)
+    def _explored(self, slots: Indices, logits: Tensor) -> Tensor:
+        """Return the logits that actions are really drawn from, so that those are recorded."""
+        columns = np.stack((self._seats.temperature[slots], self._seats.epsilon[slots]))
+        temperature, epsilon = upload(columns, self._device)
+        explores = ((temperature != ON_POLICY.temperature) | (epsilon != ON_POLICY.epsilon)) & (temperature > 0)
+        explored = self._actions.explored(logits, temperature.where(explores, 1.0), epsilon)
+        return torch.where(explores.unsqueeze(-1), explored, logits)
 
     def _noise_for(self, slots: Indices) -> Tensor:
-        """Without noise the likeliest action is chosen."""
+        """Draw the noise that actions are sampled with; without noise the most likely action is chosen."""
         noise = self._noise.draw(len(slots))
-        if not (self._greedy and self._slots.any_evaluate):
+        if not self._seats.any_greedy:
             return noise
-        return noise.masked_fill(upload(self._slots.evaluates[slots], self._device).unsqueeze(-1), 0.0)
+        is_greedy = self._seats.temperature[slots] == GREEDY.temperature
+        return noise.masked_fill(upload(is_greedy, self._device).unsqueeze(-1), 0.0)
 
-    def _begin_again(self, slots: Indices, full: Indices) -> Indices:
-        """Evaluation goes on at the beginning of its own entry, so that nobody trains on it; returns the other rows."""
-        evaluates = self._slots.evaluates[slots[full]]
-        again = slots[full[evaluates]]
+    def _recycle_untrained(self, full: Indices) -> Indices:
+        """Let slots that are not trained on continue at the beginning of their own entry; return the other slots."""
+        is_trained = self._seats.is_trained[full]
+        again = full[~is_trained]
         entries = self._slots.entry[again]
-        self._store.roll(entries, entries)
-        self._slots.start_unroll(again, entries)
-        return full[~evaluates]
+        self._columns.roll(entries, entries)
+        self._slots.start_unroll(again, entries, self._columns.overlap)
+        return full[is_trained]
 
     @torch.inference_mode()
     def finish_unrolls(self) -> bool:
-        """Commits unrolls that have their T+1 rows and goes on in fresh entries; false while there are too few."""
-        slots, core_state = self._full
-        if not len(slots):
+        """Hand complete unrolls over and continue in fresh entries; return false while too few are free."""
+        if not len(self._full):
             return True
-        fresh = self._store.reserve(len(slots))
+        fresh = self._store.reserve(len(self._full))
         n = len(fresh)
         if n:
             timer = Stopwatch(self._metrics.serving_seconds)
-            finished = self._slots.entry[slots[:n]]
-            self._store.roll(finished, fresh)
-            self._store.begin(fresh, core_state[:n])
-            self._store.slot[finished] = slots[:n]
-            self._slots.start_unroll(slots[:n], fresh)
-            self._store.commit(finished.tolist())
-            self._full = CompletedUnrolls(slots[n:], core_state[n:])
+            slots, self._full = self._full[:n], self._full[n:]
+            finished = self._slots.entry[slots]
+            self._columns.roll(finished, fresh)
+            self._slots.start_unroll(slots, fresh, self._columns.overlap)
+            self._store.commit(finished)
             self._metrics.unrolls_made += n
             timer.lap("record")
-        return n == len(slots)
+        return not len(self._full)
 
     def release(self, session: Session) -> None:
-        """A session has ended, and what it recorded and did not hand over goes with it; not while `run` runs."""
-        kept = np.flatnonzero(~np.isin(self._full.slots, session.slots))
-        if len(kept) < len(self._full.slots):
-            core_state = self._full.core_state[upload(kept, self._device)]
-            self._full = CompletedUnrolls(self._full.slots[kept], core_state)
+        """Drop what an ended session has recorded and not handed over; not to be called while `run` runs."""
+        self._full = self._full[~np.isin(self._full, session.slots)]
         self._claim(session.slots, NOBODY)
 
-    def _claim(self, slots: Indices, session_id: int, evaluates: Any = False) -> None:
-        discarded = self._slots.claim(slots, session_id, evaluates)
-        self._metrics.rows_dropped["partial_unroll"] += int(discarded.sum())
-        self._metrics.unrolls_dropped["session_ended"] += int(np.count_nonzero(discarded))
+    def _claim(self, slots: Indices, session_id: int) -> None:
+        taken, rows = self._slots.claim(slots, session_id)
+        lost = rows * self._seats.is_trained[taken]
+        self._metrics.rows_dropped["partial_unroll"] += int(lost.sum())
+        self._metrics.unrolls_dropped["session_ended"] += int(np.count_nonzero(lost))
 
-    def _observe(self, requests: list[Request], place: Place) -> Observation:
-        """Moves the observations into the store; returns them stacked [N, ...]."""
-        at = 0
+    def _observe(self, requests: list[Request], at: RowIndices) -> Observation:
+        """Move the observations into the store; return them stacked [N, ...]."""
+        start = 0
         for request in requests:
-            self._store.write_frames(place.frame[at : at + request.rows], request.content.observation)
-            at += request.rows
-        if len(requests) == 1 and self._store.frame_stack == 1:
+            self._columns.write_frames(at.frame[start : start + request.rows], request.content.observation)
+            start += request.rows
+        if len(requests) == 1 and self._columns.frame_stack == 1:
             (request,) = requests  # what would be read back
             return tree_map(lambda values: upload(values, self._device), request.content.observation)
-        return self._store.stacks(place)
+        return self._columns.stacks(at)
 
     def _forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor, int]:
         with self._policy.read() as (model, version):
@@ -203,9 +192,9 @@ class Inference:
         metrics = self._metrics
         rows = len(batch.slots)
         steps = rows - int(np.count_nonzero(reset))
-        if self._slots.any_evaluate:
+        if not self._seats.all_trained:
             finished = self._count_evaluation(finished)
-            evaluated = int(np.count_nonzero(self._slots.evaluates[batch.slots] & ~reset))
+            evaluated = int(np.count_nonzero(~self._seats.is_trained[batch.slots] & ~reset))
             metrics.eval_steps += evaluated
             steps -= evaluated
         if len(finished.returns):
@@ -220,17 +209,17 @@ class Inference:
         metrics.batch_rows.observe(rows)
 
     def _count_evaluation(self, finished: FinishedEpisodes) -> FinishedEpisodes:
-        """Counts the episodes that are evaluation's; returns the others."""
-        evaluates = self._slots.evaluates[finished.slots]
-        if not evaluates.any():
+        """Count the episodes of seats that are not trained on; return the others."""
+        is_trained = self._seats.is_trained[finished.slots]
+        if is_trained.all():
             return finished
-        own, metrics = finished.where(evaluates), self._metrics
+        own, metrics = finished.where(~is_trained), self._metrics
         metrics.eval_returns.extend(own.returns.tolist())
         metrics.eval_return.observe_all(own.returns)
         metrics.eval_length.observe_all(own.lengths)
         metrics.eval_episodes += len(own.returns)
         self._on_evaluated(own)
-        return finished.where(~evaluates)
+        return finished.where(is_trained)
 
     def _count_answers(self, requests: list[Request], version: int, now: float) -> None:
         for request in requests:

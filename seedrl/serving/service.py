@@ -3,7 +3,7 @@
 `seedrl learner` trains on what it records; `seedrl eval` and `seedrl serve` have it alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -13,11 +13,12 @@ from seedrl.config import LearnerConfig, group_size
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.serving.balance import Balance
-from seedrl.serving.batch_loop import BatchLoop
+from seedrl.serving.batch_loop import BatchLoop, Pauses
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Inference
+from seedrl.serving.seats import Seat, Seats
 from seedrl.serving.server import Server
-from seedrl.serving.sessions import Request, SessionTable
+from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.serving.slots import FinishedEpisodes, Slots
 from seedrl.specs import EnvSpec
 from seedrl.status import Status
@@ -32,21 +33,27 @@ class InferenceService:
         config: LearnerConfig,
         metrics: ServingMetrics,
         *,
+        plan: Sequence[Seat],
         job_seed: Callable[[int], int],
         on_failure: Callable[[BaseException], None],
         say: Callable[[str], None],
         describe: Callable[[], Status],
         check_spec: Callable[[EnvSpec], None] = lambda spec: None,
-        evaluates_all: bool = False,
     ) -> None:
+        """`plan` has the seat of each environment of an actor."""
         serving = config.serving
-        self._config = config
+        self.config = config
         self._metrics = metrics
-        self.batcher: Batcher[Request] = Batcher(serving.max_rows, serving.min_rows, serving.max_wait)
-        self.sessions = SessionTable(config, job_seed, check_spec, evaluates_all=evaluates_all)
+        self._pauses = Pauses()
+        self._seats = Seats(serving.max_slots)
+        self._inference: Inference | None = None
+        self._done: Future[None] | None = None
+        self.batcher: Batcher[Request] = Batcher(
+            serving.max_rows, serving.min_rows, serving.max_wait, on_submit=self._pauses.end
+        )
+        self.sessions = SessionTable(config, job_seed, self._seats, plan, check_spec, on_leave=self._release)
         self.balance = Balance(self.sessions)
         self.server = Server(config, self.sessions, self.balance, self.batcher, metrics, on_failure, say, describe)
-        self._done: Future[None] | None = None
 
     def build(
         self,
@@ -57,37 +64,38 @@ class InferenceService:
         core_size: int,
         generator: torch.Generator,
         device: torch.device,
-        may_go_on: Callable[[], bool] = lambda: True,
-        greedy: bool = True,
+        may_continue: Callable[[], bool] = lambda: True,
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
     ) -> None:
-        config = self._config
-        self.inference = Inference(
+        config = self.config
+        self._inference = Inference(
             policy,
             actions,
             Slots(config.serving.max_slots, actions, config.env.frame_stack, core_size, device),
+            self._seats,
             store,
             self._metrics,
             generator=generator,
             device=device,
             answer=self.server.answer,
-            greedy=greedy,
             on_evaluated=on_evaluated,
         )
-        self.batches = BatchLoop(self.batcher, self.inference, self._metrics, may_go_on)
-        store.on_free = self.batches.wake
-        self.sessions.on_leave = self.inference.release
+        self.batches = BatchLoop(self.batcher, self._inference, self._metrics, self._pauses, may_continue)
 
     def begin(self, on_ready: Callable[[], None]) -> None:
-        """Batches run from now on; `on_ready` is called, by the server thread, when the first one may come."""
+        """Run batches from now on; the server thread calls `on_ready` when the first one may come."""
         self._done = self.server.run(self._serve(on_ready))
 
+    def wake(self) -> None:
+        """Look again whether a batch may run: entries of the store are free, or a policy is published. Any thread."""
+        self._pauses.wake()
+
     def agree(self, spec: EnvSpec) -> None:
-        """Spaces that another rank has been told, unless actors have told them here; waits until that is known."""
+        """Adopt the spaces of another rank, unless actors have announced some here; wait until that is known."""
         self.server.run(self._agree(spec)).result()
 
     async def _agree(self, spec: EnvSpec) -> None:
-        """Runs in the server thread, whose sessions are."""
+        """Runs in the server thread, which owns the sessions."""
         if not self.sessions.spec.done():
             self.sessions.agree(spec)
 
@@ -96,11 +104,11 @@ class InferenceService:
         return self._done is not None
 
     def pause(self) -> None:
-        """No further batch; `wait` says when the last one is over."""
+        """Run no further batch; `wait` returns when the last one is over."""
         self.batches.stop()
 
     def wait(self, seconds: float) -> bool:
-        """Whether the last batch is over in time."""
+        """Return whether the last batch is over in time."""
         try:
             assert self._done is not None
             self._done.result(seconds)
@@ -108,9 +116,16 @@ class InferenceService:
             return False
         return True
 
+    # Both run in the server thread.
+
     async def _serve(self, on_ready: Callable[[], None]) -> None:
-        """Runs in the server thread."""
+        assert self._inference is not None
         torch.set_flush_denormal(True)  # of this thread, as in the learner's
-        self.inference.warm_up(min(group_size(self._config), self._config.serving.max_rows))
+        self._inference.warm_up(min(group_size(self.config), self.config.serving.max_rows))
         on_ready()
         await self.batches.run()
+
+    def _release(self, session: Session) -> None:
+        """Drop what an ended session has recorded, if there is anything yet."""
+        if self._inference is not None:
+            self._inference.release(session)

@@ -1,17 +1,18 @@
 """Who is connected and which slots they hold. Knows nothing of gRPC, models or unrolls."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import LearnerConfig, evaluation_envs, group_size
+from seedrl.config import LearnerConfig, group_size
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
 from seedrl.rows import ENDED, RESET, Rows
+from seedrl.serving.seats import ON_POLICY, Exploration, Seat, Seats
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.codec import (
@@ -38,16 +39,6 @@ IN_FLIGHT = np.uint8(128)  # a row of the environment waits for its action
 EXPECTED_AFTER = np.array([RESET if flags & ENDED else 0 for flags in range(8)], np.uint8)  # a row with these flags
 
 
-class Exploration(NamedTuple):
-    """How an actor's actions are drawn; see Actions.explored."""
-
-    temperature: float = 1.0
-    epsilon: float = 0.0
-
-
-ON_POLICY = Exploration()
-
-
 @dataclass(eq=False, slots=True)
 class Session:
     """The life of one stream. Owned by the server thread."""
@@ -56,8 +47,6 @@ class Session:
     name: str
     slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
     expects: NDArray[np.uint8]  # [num_envs]  of its next row: RESET or 0; IN_FLIGHT: none before its action
-    evaluates: NDArray[np.bool_] | None = None  # [num_envs]  which are for evaluation: never trained on; None: none
-    exploration: Exploration = ON_POLICY
     is_paused: bool = False  # it was asked to send no Step
     in_flight: int = 0  # rows that wait for their actions
     unsent: int = 0  # actions that wait for the actor to read those before
@@ -180,17 +169,16 @@ class Request:
     def rows(self) -> int:
         return len(self.slots)
 
-    @property
-    def evaluates(self) -> NDArray[np.bool_] | bool:
-        """Which rows are for evaluation, [n] or all alike."""
-        evaluates = self.session.evaluates
-        return False if evaluates is None else evaluates[self.content.env_id]
 
-
-def _changed(exploration: Exploration, order: ControlRequest) -> Exploration:
-    changes = {"temperature": order.temperature, "epsilon": order.epsilon}
-    changed = exploration._replace(**{name: value for name, value in changes.items() if value is not None})
-    return changed if changed != ON_POLICY else ON_POLICY
+def check_message_size(config: LearnerConfig, spec: EnvSpec) -> None:
+    """Raise Mismatch if the rows of a group do not fit a message."""
+    largest = group_size(config) * (spec.row_bytes + OTHER_BYTES) + 1024
+    limit = config.serving.max_message_mb * 1024 * 1024
+    if largest > limit:
+        raise Mismatch(
+            f"spaces: of {spec}, a group takes {largest} bytes and messages may have {limit}; "
+            "raise serving.max_message_mb or actors.groups on the learner"
+        )
 
 
 def session_seed(run_seed: int, resumed_at: int, session_id: int, rank: int = 0) -> int:
@@ -208,12 +196,13 @@ class SessionTable:
 
     config: LearnerConfig
     job_seed: Callable[[int], int]  # session id → seed of its environments
+    seats: Seats  # of all slots
+    plan: Sequence[Seat]  # the seats of each actor's environments
     check_spec: Callable[[EnvSpec], None] = lambda spec: None  # raises Mismatch for spaces that cannot be held
     spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
     open: dict[int, Session] = field(default_factory=dict)
     on_leave: Callable[[Session], None] = lambda session: None  # called when a session has ended
     is_open: bool = True  # for new sessions; those that are here go on
-    evaluates_all: bool = False  # nothing is trained on
     exploration: Exploration = ON_POLICY  # of sessions to come
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of environments, by actor; "" for all
     _opened: int = 0
@@ -221,10 +210,6 @@ class SessionTable:
 
     def __post_init__(self) -> None:
         self._free = list(range(self.config.serving.max_slots))
-        actors = self.config.actors
-        evaluates = np.full(actors.envs, self.evaluates_all)
-        evaluates[evaluation_envs(actors)] = True
-        self._evaluates = evaluates if evaluates.any() else None
 
     def superseded_by(self, greeting: Hello) -> Session | None:
         """The open session of the same process, if this one is newer. Raises Superseded if it is not."""
@@ -260,9 +245,9 @@ class SessionTable:
             peer=peer,
             slots=np.array(slots, np.int64),
             expects=np.full(actors.envs, RESET, np.uint8),
-            evaluates=self._evaluates,
-            exploration=self.exploration,
         )
+        self.seats.assign(session.slots, self.plan)
+        self.seats.explore(session.slots, *self.exploration)
         self.open[session.id] = session
         return session, self._job(session)
 
@@ -304,11 +289,11 @@ class SessionTable:
         if order.open is not None:
             self.is_open = order.open
         if not order.actor:
-            self.exploration = _changed(self.exploration, order)
+            self.exploration = self.exploration.changed(order.temperature, order.epsilon)
         if order.options:
             self.options[order.actor] = {**self.options.get(order.actor, {}), **order.options}
         for session in concerned:
-            session.exploration = _changed(session.exploration, order)
+            self.seats.explore(session.slots, order.temperature, order.epsilon)
             if order.command in PAUSES:
                 session.is_paused = PAUSES[order.command]
                 session.heard = time.monotonic()
@@ -316,13 +301,7 @@ class SessionTable:
 
     def agree(self, spec: EnvSpec) -> None:
         """The first spaces announced become everybody's."""
-        largest = group_size(self.config) * (spec.row_bytes + OTHER_BYTES) + 1024
-        limit = self.config.serving.max_message_mb * 1024 * 1024
-        if largest > limit:
-            raise Mismatch(
-                f"spaces: of {spec}, a group takes {largest} bytes and messages may have {limit}; "
-                "raise serving.max_message_mb or actors.groups on the learner"
-            )
+        check_message_size(self.config, spec)
         if not self.spec.done():
             self.check_spec(spec)
             self.spec.set_result(spec)

@@ -16,7 +16,7 @@ from seedrl.rows import ENDED, RESET
 
 Indices = NDArray[np.int64]
 
-NOBODY = 0  # the id of no session
+NOBODY = 0  # no session has this id
 
 
 class WritePosition(NamedTuple):
@@ -33,7 +33,7 @@ class FinishedEpisodes(NamedTuple):
     lengths: Indices
 
     def where(self, is_wanted: NDArray[np.bool_]) -> "FinishedEpisodes":
-        """Some of them."""
+        """Return some of them."""
         return FinishedEpisodes(self.slots[is_wanted], self.returns[is_wanted], self.lengths[is_wanted])
 
 
@@ -48,29 +48,22 @@ class Slots:
         self._last_action = np.zeros((count, *actions.shape), actions.dtype)
         self._core_state = torch.zeros(count, core_size, device=device)
         self._session = np.zeros(count, np.int64)
-        self.evaluates = np.zeros(count, np.bool_)  # whether its rows are for evaluation: never trained on
-        self.any_evaluate = False
         self._episode_return = np.zeros(count, np.float64)
         self._episode_length = np.zeros(count, np.int64)
 
-    def claim(self, slots: Indices, session_id: int, evaluates: Any = False) -> Indices:
-        """Gives slots to a session, or to NOBODY; returns how many rows of another one's unrolls are discarded.
+    def claim(self, slots: Indices, session_id: int) -> tuple[Indices, Indices]:
+        """Give slots to a session, or to NOBODY.
 
-        `evaluates`, for all or [N], says which of them are for evaluation from now on.
+        Returns those that were another session's, and how many rows of an unfinished unroll each of them loses.
         """
-        is_other = self._session[slots] != session_id
-        taken: Indices = slots[is_other]
-        if not len(taken):
-            return taken
-        discarded: Indices = self._next_row[taken] * ~self.evaluates[taken]
+        taken: Indices = slots[self._session[slots] != session_id]
+        lost: Indices = self._next_row[taken]
         self._next_row[taken] = 0
         self._session[taken] = session_id
-        self.evaluates[taken] = np.broadcast_to(evaluates, slots.shape)[is_other]
-        self.any_evaluate = bool(self.evaluates.any())
-        return discarded
+        return taken, lost
 
     def locate(self, slots: Indices, resets: Indices) -> WritePosition:
-        """Where the next rows go; `resets` are those slots whose episode begins."""
+        """Return where the next rows go; `resets` are those slots whose episode begins."""
         if self._max_age:
             self._age[slots] = np.minimum(self._age[slots] + 1, self._max_age)
             self._age[resets] = 0
@@ -78,29 +71,29 @@ class Slots:
         return WritePosition(self.entry[slots], self._next_row[slots], self._age[slots])
 
     def last_action(self, slots: Indices) -> NDArray[Any]:
-        """0 where an episode begins."""
+        """Return the action taken before, which is 0 where an episode begins."""
         return self._last_action[slots]
 
     def core_state(self, slots: Indices) -> Tensor:
-        """[N, S] on the device."""
+        """Return the core_state [N, S], on the device."""
         if not self._core_state.shape[1]:
             return self._core_state[: len(slots)]
         return self._core_state.index_select(0, upload(slots, self._core_state.device))
 
     def advance(self, slots: Indices, action: NDArray[Any], core_state: Tensor) -> None:
-        """One more row of each is recorded: this is what was done there and remembered."""
+        """Note that one more row of each is recorded, with this action and this core_state after it."""
         self._next_row[slots] += 1
         self._last_action[slots] = action
         if core_state.shape[1]:
             self._core_state.index_copy_(0, upload(slots, self._core_state.device), core_state)
 
-    def start_unroll(self, slots: Indices, entries: Indices) -> None:
-        """These slots go on in fresh entries whose row 0 is already there: the last row of the unroll before."""
+    def start_unroll(self, slots: Indices, entries: Indices, overlap: int) -> None:
+        """Continue in fresh entries whose first `overlap` rows are there: the last ones of the unroll before."""
         self.entry[slots] = entries
-        self._next_row[slots] = 1
+        self._next_row[slots] = overlap
 
     def count_episodes(self, slots: Indices, reward: NDArray[np.float32], flags: NDArray[np.uint8]) -> FinishedEpisodes:
-        """Adds the rewards to the running episodes; returns those that end here."""
+        """Add the rewards to the running episodes; return those that end here."""
         if flags.any():
             reset = slots[(flags & RESET) != 0]
             self._episode_return[reset] = 0.0

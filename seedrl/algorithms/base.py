@@ -1,0 +1,59 @@
+"""What an algorithm is: from a train batch to a loss. Knows nothing of processes, stores, optimisers or ranks.
+
+The learner drives it (seedrl/learning/learner.py):
+
+    for batch in algorithm.batches(unrolls):
+        loss = algorithm.loss(batch, model, fraction)
+        … backward, clip, and if everything is finite, step …
+        algorithm.stepped(loss)
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from seedrl.types import ModelInput, ModelOutput, Unrolls
+
+Forward = Callable[[ModelInput, Tensor], tuple[ModelOutput, Tensor]]  # the model
+
+
+class Loss(NamedTuple):
+    """The result of one forward pass. Everything is a mean over the valid transitions, so that ranks can average it."""
+
+    total: Tensor  # []  what is minimised
+    report: dict[str, Tensor]  # [] each  what people see of it, by name; names are [a-z0-9_]+ and always the same
+    priority: Tensor | None = None  # [B]  the new priority of each unroll, for stores that sample by it
+
+
+class Algorithm(Protocol):
+    """`YourAlgorithm(config, actions, model, **options)` builds one; `config` is the AlgorithmConfig.
+
+    Owned by the learner thread.
+    """
+
+    overlap: int  # rows that consecutive unrolls of a slot share; 1 is enough to bootstrap from the last one
+
+    def valid(self, unrolls: Unrolls) -> Tensor:
+        """Return which transitions [T, B] the loss is a mean over."""
+        ...
+
+    def batches(self, unrolls: Unrolls) -> Iterator[Unrolls]:
+        """Yield the batches of the gradient steps that one train batch is worth."""
+        ...
+
+    def loss(self, unrolls: Unrolls, forward: Forward, fraction: float) -> Loss:
+        """Return the loss of a batch; `fraction` is how much of the run is over, for schedules."""
+        ...
+
+    def stepped(self, loss: Loss) -> None:
+        """Update what follows a gradient step, such as a target network. `loss` is the mean over all ranks."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint has to hold besides the model and the optimiser."""
+        ...
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `tensors` returned."""
+        ...

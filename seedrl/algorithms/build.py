@@ -1,0 +1,22 @@
+"""From `algorithm.*` settings to an algorithm. The one place that knows the built-in ones by name."""
+
+from torch import nn
+
+from seedrl import plugins
+from seedrl.actions import Actions
+from seedrl.algorithms.base import Algorithm
+from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.algorithms.vtrace import VTrace
+from seedrl.errors import ConfigError
+
+BUILT_IN = {"vtrace": VTrace}
+
+
+def build_algorithm(config: AlgorithmConfig, actions: Actions, model: nn.Module) -> Algorithm:
+    """Return the algorithm that the settings name, for this model."""
+    if plugins.is_import_path(config.name):
+        algorithm: Algorithm = plugins.build("algorithm.name", config.name, config, actions, model, **config.options)
+        return algorithm
+    if config.name not in BUILT_IN:
+        raise ConfigError(f"algorithm.name={config.name!r} is not one of {', '.join(BUILT_IN)} or your.module:Class")
+    return BUILT_IN[config.name](config, actions, model)

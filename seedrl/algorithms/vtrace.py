@@ -1,0 +1,135 @@
+"""V-trace actor-critic (IMPALA, Espeholt et al. 2018, arXiv:1802.01561). Knows nothing of optimisers or threads."""
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from seedrl.actions import Actions
+from seedrl.algorithms.base import Forward, Loss
+from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.algorithms.transitions import linear, transitions, valid_transitions
+from seedrl.models.base import popart_of
+from seedrl.types import ModelOutput, Unrolls
+
+
+class VTrace:
+    """Policy gradient with V-trace targets, a value loss and an entropy bonus. Owned by the learner thread."""
+
+    overlap = 1
+
+    def __init__(self, config: AlgorithmConfig, actions: Actions, model: nn.Module) -> None:
+        self._config = config
+        self._actions = actions
+        self._popart = popart_of(model)
+
+    def valid(self, unrolls: Unrolls) -> Tensor:
+        return valid_transitions(unrolls)
+
+    def batches(self, unrolls: Unrolls) -> Iterator[Unrolls]:
+        """Several passes use the batch again; V-trace corrects for its age."""
+        return repeat(unrolls, self._config.passes)
+
+    def loss(self, unrolls: Unrolls, forward: Forward, fraction: float) -> Loss:
+        output, _ = forward(unrolls.inputs, unrolls.core_state)
+        unit = self._popart.unit if self._popart else 1.0
+        entropy_cost = linear(self._config.entropy_cost, self._config.entropy_cost_end, fraction)
+        return vtrace_loss(unrolls, output, self._actions, self._config, entropy_cost, unit)
+
+    def stepped(self, loss: Loss) -> None:
+        if self._popart:
+            self._popart.rescale(loss.report["target_mean"], loss.report["target_square"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        pass
+
+
+def vtrace_loss(
+    unrolls: Unrolls,
+    output: ModelOutput,
+    actions: Actions,
+    config: AlgorithmConfig,
+    entropy_cost: float,
+    unit: Tensor | float = 1.0,
+) -> Loss:
+    """Return the loss of section 4.2; `unit` is what advantages and errors of values are measured in."""
+    step = transitions(unrolls, config)
+    weight = step.weight_t
+    log_prob_t = actions.log_prob(output.logits[:-1], step.action_t)
+    log_rho_t = log_prob_t.detach() - actions.log_prob(unrolls.behavior_logits[:-1], step.action_t)
+
+    targets = vtrace(
+        log_rho_t=log_rho_t,
+        reward_tp1=step.reward_tp1,
+        discount_tp1=step.discount_tp1,
+        value=output.value.detach(),
+        valid_t=step.valid_t,
+        rho_bar=config.vtrace.rho_bar,
+        c_bar=config.vtrace.c_bar,
+        pg_rho_bar=config.vtrace.pg_rho_bar,
+        trace_lambda=config.trace_lambda,
+    )
+
+    policy = -(weight * targets.pg_advantage / unit * log_prob_t).sum()
+    value = 0.5 * (weight * ((targets.vs - output.value[:-1]) / unit).square()).sum()
+    entropy = (weight * actions.entropy(output.logits[:-1])).sum()
+    total = policy + config.value_cost * value - entropy_cost * entropy
+    with torch.no_grad():
+        report = {
+            "policy_loss": policy,
+            "value_loss": value,
+            "entropy": entropy,
+            "entropy_cost": torch.full_like(entropy, entropy_cost),
+            "kl": -(weight * log_rho_t).sum(),  # behavior ‖ target, for the actions taken
+            "clipped_rho": (weight * (log_rho_t.exp() > config.vtrace.rho_bar).float()).sum(),
+            "target_mean": (weight * targets.vs).sum(),
+            "target_square": (weight * targets.vs.square()).sum(),
+        }
+    return Loss(total, {name: value.detach() for name, value in report.items()})
+
+
+class Targets(NamedTuple):
+    vs: Tensor  # [T, B]  value targets
+    pg_advantage: Tensor  # [T, B]  what to weigh the policy gradient with
+
+
+@torch.no_grad()
+def vtrace(
+    *,
+    log_rho_t: Tensor,  # [T, B]  log of target over behavior probability of a_t
+    reward_tp1: Tensor,  # [T, B]  for the transition t → t+1
+    discount_tp1: Tensor,  # [T, B]  0 where x_{t+1} is terminal
+    value: Tensor,  # [T+1, B]  V(x_0) … V(x_T)
+    valid_t: Tensor,  # [T, B]  false where t → t+1 is no transition of the environment
+    rho_bar: float,
+    c_bar: float,
+    pg_rho_bar: float,
+    trace_lambda: float,
+) -> Targets:
+    """Equation 1 in its recursive form (remark 1), and the advantage of section 4.2.
+
+        vs_t - V_t = delta_t + gamma_{t+1} c_t (vs_{t+1} - V_{t+1})
+        delta_t = rho_t (r_{t+1} + gamma_{t+1} V_{t+1} - V_t)
+
+    A row that is not valid contributes nothing: its target is its own value, so a transition that leads to it
+    bootstraps from exactly that value, and no trace crosses it.
+    """
+    valid = valid_t.to(value.dtype)
+    rho = log_rho_t.exp()
+    clipped_rho = rho.clamp(max=rho_bar) * valid
+    c = trace_lambda * rho.clamp(max=c_bar) * valid
+    delta = clipped_rho * (reward_tp1 + discount_tp1 * value[1:] - value[:-1])
+
+    excess = torch.zeros_like(value)  # vs_t - V_t; zero at t = T, where the unroll bootstraps from V_T
+    for t in reversed(range(len(delta))):
+        excess[t] = delta[t] + discount_tp1[t] * c[t] * excess[t + 1]
+    vs = value + excess
+
+    pg_rho = rho.clamp(max=pg_rho_bar) * valid
+    pg_advantage = pg_rho * (reward_tp1 + discount_tp1 * vs[1:] - value[:-1])
+    return Targets(vs[:-1], pg_advantage)

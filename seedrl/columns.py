@@ -1,0 +1,230 @@
+"""The memory of the store: the rows of unrolls, column by column. Knows nothing of who owns which entry.
+
+An *entry* is room for one unroll: T+1 rows, the core_state before row 0, and the frames of those rows preceded by the
+frame_stack-1 frames that the stack of row 0 reaches back to. Frames are stored once; `stacks` rebuilds what the policy
+saw, by index, for inference and training alike.
+
+What the device makes or needs at every step (frames, logits, values, core_state) is on the device and stays there. What
+the host knows anyway (rewards, flags, actions) is kept on the host and uploaded with the train batch: a few bytes per
+row, and no kernel for them at every step.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from seedrl.actions import Actions
+from seedrl.device import upload
+from seedrl.rows import RESET, TERMINATED, TRUNCATED
+from seedrl.specs import Arrays, ArraySpec, EnvSpec, leaves, tree_map
+from seedrl.types import ModelInput, ModelOutput, Observation, Ticket, Unrolls
+
+Indices = NDArray[np.int64]
+
+
+class RowIndices(NamedTuple):
+    """Where some rows are in the columns."""
+
+    host: Indices  # [N]
+    row: Tensor  # [N]  the same on the device
+    frame: Tensor  # [N]  the newest frame of each
+    stack: Tensor  # [N * frame_stack]  all frames of each, oldest first
+
+
+class Record(NamedTuple):
+    """What the host knows of some rows."""
+
+    reward: NDArray[np.float32]  # [N]
+    flags: NDArray[np.uint8]  # [N]
+    age: Indices  # [N]  rows since the episode began, at most frame_stack - 1
+    last_action: NDArray[Any]  # [N, ...]
+    action: NDArray[Any]  # [N, ...]
+    policy_version: Indices  # [N], or [] for all alike: of the weights that chose the action
+
+
+class Columns:
+    """Not locked: the store sees to it that no entry belongs to two threads at a time."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        entries: int,
+        unroll_length: int,
+        frame_stack: int,
+        core_size: int,
+        overlap: int,
+        device: torch.device,
+    ) -> None:
+        self.rows = unroll_length + 1  # of an unroll
+        self.frame_stack = frame_stack
+        self.overlap = overlap  # rows that consecutive unrolls of a slot share
+        self._frame_rows = frame_stack - 1 + self.rows
+        self._device = device
+        self._frames = tree_map(
+            lambda leaf: Frames(leaf, entries * self._frame_rows, frame_stack, device), spec.observation
+        )
+        self._logits = torch.zeros(entries * self.rows, spec.policy_size, device=device)
+        self._value = torch.zeros(entries * self.rows, device=device)
+        self._core_state = torch.zeros(entries, core_size, device=device)
+        self._next_core_state = torch.zeros(entries, core_size, device=device)  # before the first row that is shared
+        self._host = _zeros(Actions(spec), entries * self.rows)
+        self._back = np.arange(frame_stack - 1, -1, -1)  # oldest frame first
+
+    @property
+    def unroll_length(self) -> int:
+        return self.rows - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes they take on the device."""
+        columns = (self._logits, self._value, self._core_state, self._next_core_state)
+        return sum(leaf.nbytes for leaf in leaves(self._frames)) + sum(column.nbytes for column in columns)
+
+    def locate(self, entry: Indices, t: Indices, age: Indices) -> RowIndices:
+        """Return where rows t of entries are, all indices [N], uploaded at once.
+
+        `age` counts rows since the episode began, at most frame_stack-1: an older frame than the first of the
+        episode is the first of the episode, as envpool's own stack_num has it.
+        """
+        n = len(entry)
+        index = np.empty((2 + self.frame_stack) * n, np.int64)
+        row, frame, stack = index[:n], index[n : 2 * n], index[2 * n :].reshape(n, -1)
+        np.add(entry * self.rows, t, out=row)
+        np.add(entry * self._frame_rows + (self.frame_stack - 1), t, out=frame)
+        np.subtract(frame[:, np.newaxis], np.minimum(self._back, age[:, np.newaxis]), out=stack)
+        on_device = upload(index, self._device)
+        return RowIndices(row, on_device[:n], on_device[n : 2 * n], on_device[2 * n :])
+
+    # Written by inference, one row of each of N entries at a time.
+
+    def write_frames(self, frame: Tensor, observation: Arrays) -> None:
+        """Write observations [n, ...] at these indices [n], straight from where they arrived."""
+        for column, values in zip(leaves(self._frames), leaves(observation), strict=True):
+            column.write(frame, values)
+
+    def stacks(self, at: RowIndices) -> Observation:
+        """Return the stacked observations [N, frame_stack * C, ...] of these rows."""
+        return tree_map(lambda column: column.stacks(at.stack), self._frames)
+
+    def write_rows(self, at: RowIndices, record: Record, output: ModelOutput) -> None:
+        """Write everything but frames and core_state; all of it [N, ...]."""
+        columns: Sequence[NDArray[Any]] = self._host
+        for column, values in zip(columns, record, strict=True):
+            column[at.host] = values
+        self._logits.index_copy_(0, at.row, output.logits)
+        self._value.index_copy_(0, at.row, output.value)
+
+    def write_core_state(self, entry: Indices, t: Indices, core_state: Tensor) -> None:
+        """Keep the core_state [N, S] before rows t where an unroll begins, and where the next one will begin."""
+        if not core_state.shape[1]:
+            return
+        for column, row in ((self._core_state, 0), (self._next_core_state, self.rows - self.overlap)):
+            if (at := (t == row).nonzero()[0]).size:
+                column.index_copy_(0, upload(entry[at], self._device), core_state[upload(at, self._device)])
+
+    def roll(self, finished: Indices, fresh: Indices) -> None:
+        """Begin fresh entries with the last rows of finished ones, their frames and their core_state."""
+        first, shared = self.rows - self.overlap, np.arange(self.overlap)
+        source, target = _spans(finished * self.rows + first, shared), _spans(fresh * self.rows, shared)
+        for column in self._host:
+            column[target] = column[source]
+        self._copy([self._logits, self._value], source, target)
+        frames = np.arange(self.frame_stack - 1 + self.overlap)
+        source, target = _spans(finished * self._frame_rows + first, frames), _spans(fresh * self._frame_rows, frames)
+        self._copy([column.words for column in leaves(self._frames)], source, target)
+        if self._core_state.shape[1]:
+            here, there = upload(np.stack((finished, fresh)), self._device)
+            self._core_state.index_copy_(0, there, self._next_core_state.index_select(0, here))
+
+    def _copy(self, columns: Sequence[Tensor], source: Indices, target: Indices) -> None:
+        here, there = upload(np.stack((source, target)), self._device)
+        for column in columns:
+            column.index_copy_(0, there, column.index_select(0, here))
+
+    # Read by the learner.
+
+    def gather(self, ticket: Ticket, weight: NDArray[np.float32]) -> Unrolls:
+        """Return the unrolls of B entries, time-major, with their importance weights."""
+        entry, time = ticket.entry, np.arange(self.rows)[:, np.newaxis]
+        row = entry * self.rows + time  # [T+1, B]
+        t = np.broadcast_to(time, row.shape)
+        record = Record(*(column[row] for column in self._host))
+        at = self.locate(np.broadcast_to(entry, row.shape).reshape(-1), t.reshape(-1), record.age.reshape(-1))
+
+        def rows(column: Tensor) -> Tensor:
+            return column.index_select(0, at.row).view(*row.shape, *column.shape[1:])
+
+        def flag(bit: int) -> Tensor:
+            return upload((record.flags & bit) != 0, self._device)
+
+        return Unrolls(
+            inputs=ModelInput(
+                observation=tree_map(lambda stacks: stacks.view(*row.shape, *stacks.shape[1:]), self.stacks(at)),
+                reward=upload(record.reward, self._device),
+                last_action=upload(record.last_action, self._device),
+                reset=flag(RESET),
+            ),
+            terminated=flag(TERMINATED),
+            truncated=flag(TRUNCATED),
+            action=upload(record.action, self._device),
+            behavior_logits=rows(self._logits),
+            behavior_value=rows(self._value),
+            core_state=self._core_state.index_select(0, upload(entry, self._device)),
+            weight=upload(weight, self._device),
+            policy_version=record.policy_version,
+            ticket=ticket,
+        )
+
+
+def _zeros(actions: Actions, rows: int) -> Record:
+    return Record(
+        reward=np.zeros(rows, np.float32),
+        flags=np.zeros(rows, np.uint8),
+        age=np.zeros(rows, np.int64),
+        last_action=np.zeros((rows, *actions.shape), actions.dtype),
+        action=np.zeros((rows, *actions.shape), actions.dtype),
+        policy_version=np.zeros(rows, np.int64),
+    )
+
+
+def _spans(starts: Indices, span: Indices) -> Indices:
+    """Return start + span for every start, one after the other."""
+    return (starts[:, np.newaxis] + span).reshape(-1)
+
+
+class Frames:
+    """The frames of one leaf of all observations, as rows of words on the device."""
+
+    def __init__(self, spec: ArraySpec, count: int, frame_stack: int, device: torch.device) -> None:
+        self._shape = spec.stacked(frame_stack).shape
+        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._word = _widest_word(spec.nbytes)
+        self._device = device
+        self.words = torch.empty(count, spec.nbytes // self._word.itemsize, dtype=self._word, device=device)
+        self._bytes = self.words.view(torch.uint8).numpy() if device.type == "cpu" else None
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes
+
+    def write(self, frame: Tensor, values: NDArray[Any]) -> None:
+        values = np.ascontiguousarray(values).reshape(len(values), -1)
+        if self._bytes is not None:  # by numpy, which moves whole rows, from any address
+            self._bytes[frame.numpy()] = values.view(np.uint8)
+        else:
+            self.words.index_copy_(0, frame, upload(values, self._device).view(self._word))
+
+    def stacks(self, stack: Tensor) -> Tensor:
+        return self.words.index_select(0, stack).view(self._dtype).view(-1, *self._shape)
+
+
+def _widest_word(nbytes: int) -> torch.dtype:
+    """The widest integer that rows of this size consist of: torch moves those seven times as fast as single bytes."""
+    for word in (torch.int64, torch.int32, torch.int16):
+        if nbytes % word.itemsize == 0:
+            return word
+    return torch.uint8
