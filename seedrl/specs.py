@@ -17,6 +17,7 @@ Arrays = NDArray[Any] | dict[str, NDArray[Any]]  # a tree of arrays, each with t
 
 # The types that an observation may have. Each of them has a torch dtype of the same name.
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+MAX_CHANNELS = 4  # of an image [height, width, channels]
 MASK = "action_mask"  # the name, at any depth, of the leaf that tells which choices are allowed
 
 Leaf = TypeVar("Leaf")
@@ -56,16 +57,24 @@ class ArraySpec:
     values: int = 0
 
     nbytes: int = field(init=False, repr=False, compare=False)
+    channel_axis: int = field(init=False, repr=False, compare=False)  # frames are joined along it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nbytes", math.prod(self.shape) * np.dtype(self.dtype).itemsize)
+        object.__setattr__(self, "channel_axis", 2 if _has_channels_last(self.shape) else 0)
 
     def stacked(self, frames: int) -> "ArraySpec":
-        """Return the spec of this many frames, oldest first, joined along the first axis."""
+        """Return the spec of this many frames, oldest first, joined along their channels.
+
+        Those are the last axis of images [height, width, channels], and the first axis of everything else.
+        """
         if frames == 1:
             return self
-        first, *others = self.shape or (1,)
-        return ArraySpec((frames * first, *others), self.dtype, self.values)
+        shape = list(self.shape or (1,))
+        shape[self.channel_axis] *= frames
+        stacked = ArraySpec(tuple(shape), self.dtype, self.values)
+        object.__setattr__(stacked, "channel_axis", self.channel_axis)  # many channels do not look like channels
+        return stacked
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}" + (f" below {self.values}" if self.values else "")
@@ -155,6 +164,10 @@ class EnvSpec:
 def discrete(count: int) -> CategoricalSpec:
     """Return the spec of one choice among 0 … count-1."""
     return CategoricalSpec((count,))
+
+
+def _has_channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[2] <= MAX_CHANNELS < shape[0]
 
 
 def _words(tree: Any) -> str:

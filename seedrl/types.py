@@ -10,9 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seedrl.specs import as_tree, leaves, tree_map
+from seedrl.specs import ArraySpec, as_tree, leaves, tree_map
 
 Observation = Tensor | dict[str, Tensor]  # a tree: a plain tensor if the environment's observation is a plain array
+
+
+def stack_frames(frames: Tensor, spec: ArraySpec) -> Tensor:
+    """Join frames [N, frame_stack, ...] of a leaf to the stacks [N, ...] of `spec.stacked(frame_stack)`.
+
+    This is a view, and free, unless the channels are the last axis.
+    """
+    shape = spec.stacked(frames.shape[1]).shape
+    return frames.movedim(1, 1 + spec.channel_axis).reshape(-1, *shape)
 
 
 class ModelInput(NamedTuple):

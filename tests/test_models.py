@@ -14,7 +14,7 @@ from seedrl.models.build import Encoders, build_model, build_run_model
 from seedrl.models.images import Centre, GridEncoder, ImageEncoder
 from seedrl.models.mlp import MlpEncoder, Normalize
 from seedrl.specs import ArraySpec, EnvSpec, discrete
-from seedrl.types import ModelInput
+from seedrl.types import ModelInput, stack_frames
 from tests.builders import model_input, row_of, same, weights
 from tests.fakes import TinyModel, make_spec
 
@@ -358,3 +358,44 @@ def test_build_run_model_stacks_frames_and_seeds_as_the_settings_say() -> None:
     config = LearnerConfig(env=EnvConfig(frame_stack=2), model=ModelConfig(layers=[8]), seed=3)
     model = build_run_model(config, make_spec((4,)))
     assert same(weights(model), weights(build_model(config.model, make_spec((8,)), seed=3)))
+
+
+# Frames of images with their channels last
+
+
+def test_frames_of_images_are_stacked_along_their_channels() -> None:
+    def shapes(*shape: int) -> tuple[int, ...]:
+        return ArraySpec(shape, "uint8").stacked(4).shape
+
+    assert shapes(84, 84, 3) == (84, 84, 12)
+    assert shapes(3, 84, 84) == (12, 84, 84)
+    assert shapes(84, 84) == (336, 84)
+    assert shapes(1, 84, 84) == (4, 84, 84)
+    assert shapes(7) == (28,)
+    assert shapes() == (4,)
+
+
+@pytest.mark.parametrize("name", ["nature", "impala"])
+def test_image_network_sees_the_same_stack_whichever_axis_has_the_channels(name: str) -> None:
+    first, last = (make_spec(shape, "uint8") for shape in ((3, 40, 36), (40, 36, 3)))
+    frames = torch.randint(256, (5, 4, 3, 40, 36), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    outputs = []
+    for spec, given in ((first, frames), (last, frames.movedim(2, -1))):
+        stack = stack_frames(given, spec.observations[0])
+        assert stack.shape[1:] == spec.stacked(4).observations[0].shape
+        outputs.append(build_model(ModelConfig(name=name), spec.stacked(4), seed=1).get_submodule("encoder")(stack))
+    torch.testing.assert_close(*outputs)
+
+
+def test_mask_of_three_axes_is_that_of_the_newest_frame() -> None:
+    """A board [8, 8, 1] with a choice for each of its cells looks like an image with its channels last."""
+    spec = EnvSpec({"action_mask": ArraySpec((8, 8, 1), "int8"), "state": ArraySpec((2,), "float32")}, discrete(64))
+    frames = torch.zeros(3, 2, 8, 8, 1, dtype=torch.int8)
+    frames[:, 0, 0, 0] = frames[:, 1, 5, 2] = 1
+    observation = {
+        "action_mask": stack_frames(frames, spec.observations[0]).unsqueeze(0),
+        "state": torch.zeros(1, 3, 4),
+    }
+    inputs = ModelInput(observation, torch.zeros(1, 3), torch.zeros(1, 3).long(), torch.zeros(1, 3).bool())
+    output, _ = build_model(ModelConfig(), spec.stacked(2), seed=1)(inputs, torch.zeros(3, 0))
+    assert output.logits.argmax(dim=-1).tolist() == [[5 * 8 + 2] * 3]

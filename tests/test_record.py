@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from envs_server.drawing import why_not_drawn
+from seedrl.columns import Columns
 from seedrl.config import EnvConfig, ModelConfig, RecordConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.videos import Videos
 from seedrl.specs import ArraySpec, EnvSpec, discrete
-from seedrl.store import Store
 from seedrl.trained.play import Moment, job_of, play
 from seedrl.trained.player import FrameStack
 from seedrl.trained.record import GRID, Thinned, as_picture, fitted, grid_of, picture_in, run_record
@@ -82,19 +82,17 @@ def test_frame_stack_repeats_the_first_frame_of_an_episode() -> None:
 
 
 @pytest.mark.parametrize("frames", [1, 2])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 5, 5), (1, 7, 6)], ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5, 5), (1, 7, 6), (9, 8, 3)], ids=str)
 def test_frame_stack_equals_the_stacks_of_the_store(shape: tuple[int, ...], frames: int) -> None:
     """A policy that plays sees what it saw in training, whichever code stacks the frames."""
     spec, rows = make_spec(shape, "int32"), 2
-    store = Store(
-        spec, slots=rows, capacity=0, unroll_length=4, frame_stack=frames, core_size=0, device=torch.device("cpu")
-    )
+    store = Columns(spec, rows, unroll_length=4, frame_stack=frames, core_size=0, overlap=1, device=torch.device("cpu"))
     stack, generator, nothing = FrameStack(spec, frames, rows), np.random.default_rng(1), np.zeros(rows, np.int64)
     for t, age in enumerate((0, 1, 0, 1, 1)):
         newest = generator.integers(100, size=(rows, *shape)).astype(np.int32)
-        place = store.place(np.arange(rows), nothing + t, nothing + min(age, frames - 1))
-        store.write_frames(place.frame, newest)
-        expected = store.stacks(place)
+        at = store.locate(np.arange(rows), nothing + t, nothing + min(age, frames - 1))
+        store.write_frames(at.frame, newest)
+        expected = store.stacks(at)
         found = stack.add(torch.from_numpy(newest), torch.tensor([age == 0] * rows))
         assert isinstance(found, torch.Tensor)
         assert isinstance(expected, torch.Tensor)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.specs import CategoricalSpec, EnvSpec, tree_map
+from seedrl.specs import ArraySpec, CategoricalSpec, EnvSpec, tree_map
 from seedrl.types import ModelInput, ModelOutput
 
 MIN_SHARE = 0.001  # of a train batch in running statistics
@@ -208,15 +208,28 @@ class Masked(nn.Module):
         self.model = model
         self.core_size = core_size_of(model)
         self._name = spec.mask
+        self._leaf = _mask_leaf(spec)
         self.register_buffer("_columns", _choice_columns(spec), persistent=False)
 
     def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
         output, core_state = self.model(inputs, core_state)
         assert isinstance(inputs.observation, dict)
         columns = self._columns
-        newest = inputs.observation[self._name].flatten(2)[..., -len(columns) :] != 0  # the last of the stacked frames
-        forbidden = torch.zeros_like(output.logits, dtype=torch.bool).index_copy(2, columns, ~newest)
+        allowed = self._newest(inputs.observation[self._name]).flatten(2) != 0
+        forbidden = torch.zeros_like(output.logits, dtype=torch.bool).index_copy(2, columns, ~allowed)
         return output._replace(logits=output.logits.masked_fill(forbidden, FORBIDDEN)), core_state
+
+    def _newest(self, mask: Tensor) -> Tensor:
+        """Return the last of the frames that are stacked in [T+1, B, ...]."""
+        axis = self._leaf.channel_axis
+        size = self._leaf.shape[axis] * len(self._columns) // math.prod(self._leaf.shape)
+        return mask.narrow(2 + axis, mask.shape[2 + axis] - size, size)
+
+
+def _mask_leaf(spec: EnvSpec) -> ArraySpec:
+    assert isinstance(spec.observation, dict)
+    assert spec.mask is not None
+    return spec.observation[spec.mask]
 
 
 def _choice_columns(spec: EnvSpec) -> Tensor:

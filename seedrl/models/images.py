@@ -1,6 +1,6 @@
 """Networks for images: of DQN (Mnih et al. 2015), the deep one of IMPALA (Espeholt et al. 2018), and one for grids.
 
-Images are [channels, height, width], or [height, width, channels] with at most four channels.
+Images are [channels, height, width], or [height, width, channels] with at most four channels in a frame.
 """
 
 import math
@@ -19,7 +19,7 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, observation: ArraySpec, trunk: nn.Module, size: int) -> None:
         super().__init__()
-        self._has_channels_last = not _has_channels_first(observation)
+        self._has_channels_last = observation.channel_axis == 2
         self.centre = Centre(ArraySpec(_channels_first(observation), observation.dtype))
         self.trunk = trunk
         with torch.no_grad():
@@ -66,14 +66,9 @@ def is_image(observation: ArraySpec, smallest: int) -> bool:
     return len(shape) == 3 and not observation.values and min(_channels_first(observation)[1:]) >= smallest
 
 
-def _has_channels_first(observation: ArraySpec) -> bool:
-    first, _, last = observation.shape
-    return last > 4 or first <= 4
-
-
 def _channels_first(observation: ArraySpec) -> tuple[int, ...]:
     first, second, third = observation.shape
-    return observation.shape if _has_channels_first(observation) else (third, first, second)
+    return (third, first, second) if observation.channel_axis == 2 else observation.shape
 
 
 def nature_encoder(observation: ArraySpec) -> ImageEncoder:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seedrl.specs import Arrays, EnvSpec, as_tree, leaves, tree_map
 from seedrl.trained.step import StepInputs, StepPolicy
-from seedrl.types import Observation
+from seedrl.types import Observation, stack_frames
 
 
 class Player:
@@ -46,7 +46,6 @@ class FrameStack:
 
     def __init__(self, spec: EnvSpec, frames: int, rows: int) -> None:
         self._spec = spec
-        self._stacked = spec.stacked(frames)
         self._frames = [
             torch.zeros(rows, frames, *leaf.shape, dtype=getattr(torch, leaf.dtype)) for leaf in spec.observations
         ]
@@ -55,8 +54,8 @@ class FrameStack:
         """Take in the newest frame of every environment and return their stacks, oldest frame first."""
         pairs = zip(self._frames, leaves(observation), strict=True)
         self._frames = [_shifted(frames, newest.unsqueeze(1), reset) for frames, newest in pairs]
-        stacked = zip(self._frames, self._stacked.observations, strict=True)
-        return as_tree(self._spec.observation, [frames.reshape(-1, *leaf.shape) for frames, leaf in stacked])
+        stacked = map(stack_frames, self._frames, self._spec.observations)
+        return as_tree(self._spec.observation, list(stacked))
 
 
 def _shifted(frames: Tensor, newest: Tensor, reset: Tensor) -> Tensor:
