@@ -13,6 +13,7 @@ from seedrl.models.base import ActorCritic, LstmCore, Masked, PopArt, core_size_
 from seedrl.models.build import Encoders, build_model, build_run_model
 from seedrl.models.images import Centre, GridEncoder, ImageEncoder
 from seedrl.models.mlp import MlpEncoder, Normalize
+from seedrl.models.statistics import RunningMoments, apply_statistics, discard_statistics
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.types import ModelInput, stack_frames
 from tests.builders import model_input, row_of, same, weights
@@ -197,13 +198,14 @@ def test_mlp_sees_bytes_in_units_of_their_range() -> None:
 
 
 def test_model_image_centre_tracks_the_mean_in_training_only() -> None:
-    centre = Centre(make_spec((2, 3, 3), "uint8").observation)
-    dark, bright = (torch.full((4, 2, 3, 3), value, dtype=torch.uint8) for value in (10, 30))
-    centre(dark)
-    centre(bright)
+    centre = Centre(make_spec((2, 3, 3), "uint8").observations[0])
+    for value in (10, 30):
+        centre(torch.full((4, 2, 3, 3), value, dtype=torch.uint8))
+        apply_statistics(centre)
     with torch.no_grad():
         centred = centre(torch.full((1, 2, 3, 3), 84, dtype=torch.uint8))
         assert torch.equal(centred, torch.ones(1, 2, 3, 3))  # (84 - 20) / 64
+    apply_statistics(centre)
     assert int(centre.seen) == 2
 
 
@@ -276,18 +278,24 @@ def make_popart(seed: int = 0) -> PopArt:
     return PopArt(nn.Linear(4, 1))
 
 
+def follow(head: PopArt, targets: Tensor) -> None:
+    head.rescale(targets.double().mean(), (targets.double() - head.moments.mean).square().mean())
+
+
 def test_popart_rescaled_changes_no_value() -> None:
     head, features = make_popart(), torch.randn(64, 4)
-    for mean, square in ((50.0, 4000.0), (-3.0, 90.0), (0.0, 0.0), (1e4, 2e8)):
+    for mean, deviation in ((50.0, 40.0), (-3.0, 9.0), (0.0, 0.0), (1e4, 1e4)):
         before = head(features)
-        head.rescale(torch.tensor(mean), torch.tensor(square))
+        follow(head, mean + deviation * torch.randn(100))
         torch.testing.assert_close(head(features), before, rtol=1e-4, atol=1e-3)
 
 
-def test_popart_unit_and_mean_are_those_of_all_targets_so_far() -> None:
-    head, targets = make_popart(), 30 + 7 * torch.randn(10, 100, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize(("mean", "deviation"), [(30.0, 7.0), (1e4, 10.0), (-1e5, 10.0)])
+def test_popart_unit_and_mean_are_those_of_all_targets_so_far(mean: float, deviation: float) -> None:
+    head = make_popart()
+    targets = mean + deviation * torch.randn(10, 100, generator=torch.Generator().manual_seed(1))
     for batch in targets:
-        head.rescale(batch.mean(), batch.square().mean())
+        follow(head, batch)
     torch.testing.assert_close(head.mean, targets.mean())
     torch.testing.assert_close(head.unit, targets.std(correction=0), rtol=1e-3, atol=0)
 
@@ -303,22 +311,111 @@ def test_popart_is_found_behind_a_mask() -> None:
 # Observations in running units
 
 
+def learn(module: nn.Module, batch: Tensor) -> None:
+    module(batch)
+    apply_statistics(module)
+
+
 def test_normalize_uses_what_it_knew_before_and_learns_only_in_training() -> None:
     normalize, rows = Normalize(2), torch.tensor([[1.0, 10.0], [3.0, 30.0]])
     with torch.no_grad():
         torch.testing.assert_close(normalize(rows), rows.clamp(-10, 10))
-    assert float(normalize.seen) == 0
-    normalize(rows)
-    torch.testing.assert_close(normalize.mean, torch.tensor([2.0, 20.0]))
+    apply_statistics(normalize)
+    assert float(normalize.moments.seen) == 0
+    torch.testing.assert_close(normalize(rows), rows.clamp(-10, 10))
+    apply_statistics(normalize)
+    torch.testing.assert_close(normalize.moments.mean.tolist(), [2.0, 20.0])
     with torch.no_grad():
         torch.testing.assert_close(normalize(rows), torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
 
 
-def test_normalize_keeps_outliers_in_reach() -> None:
+def test_normalize_clips_outliers() -> None:
     normalize = Normalize(1)
-    normalize(torch.randn(1000, 1))
+    learn(normalize, torch.randn(1000, 1))
     with torch.no_grad():
         assert normalize(torch.tensor([[1e9], [-1e9]])).tolist() == [[10.0], [-10.0]]
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e4, -1e6])
+def test_normalize_gives_unit_deviation_far_from_zero(mean: float) -> None:
+    normalize, generator = Normalize(1), torch.Generator().manual_seed(1)
+    for _ in range(50):
+        learn(normalize, mean + torch.randn(200, 1, generator=generator))
+    with torch.no_grad():
+        found = normalize(mean + torch.randn(10_000, 1, generator=generator))
+    assert found.mean().item() == pytest.approx(0.0, abs=0.05)
+    assert found.std().item() == pytest.approx(1.0, abs=0.05)
+
+
+def test_normalize_mean_follows_slow_changes_far_from_zero() -> None:
+    """An update of less than the resolution of float32 at the mean is not lost."""
+    normalize = Normalize(1)
+    normalize.moments.seen.fill_(1e6)
+    normalize.moments.mean.fill_(1e5)
+    for _ in range(5000):
+        learn(normalize, torch.full((4, 1), 1e5 + 0.5))
+    assert normalize.moments.mean.item() == pytest.approx(1e5 + 0.5, abs=0.01)
+
+
+def test_running_moments_are_those_of_the_weighted_mixture_of_all_batches() -> None:
+    moments, generator = RunningMoments(), torch.Generator().manual_seed(1)
+    batches = [
+        scale * torch.randn(size, generator=generator) + scale for size, scale in ((5, 1.0), (50, 9.0), (2, -4.0))
+    ]
+    for batch in batches:
+        moments.merge_sums(moments.sums(batch))
+    mean = torch.stack([batch.double().mean() for batch in batches]).mean()
+    square = torch.stack([batch.double().square().mean() for batch in batches]).mean()
+    torch.testing.assert_close(moments.mean, mean)
+    torch.testing.assert_close(moments.variance, square - mean.square())
+
+
+def test_running_moments_of_parts_of_a_batch_add_up_to_those_of_the_whole() -> None:
+    """That is how ranks join theirs; the weights of ranks do not matter as long as they are equal."""
+    rows = 1e4 + torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
+    whole, parts = RunningMoments(2), RunningMoments(2)
+    for batch in rows.split(15):
+        whole.merge_sums(whole.sums(batch))
+        parts.merge_sums(torch.stack([parts.sums(part) for part in batch.split([4, 11])]).sum(dim=0) / 3)
+    torch.testing.assert_close(parts.variance, whole.variance)
+    torch.testing.assert_close(parts.mean, whole.mean)
+
+
+@pytest.mark.parametrize("huge", [2e19, 3e38, float("inf"), float("nan")])
+def test_statistics_of_a_batch_with_a_huge_value_are_left_out(huge: float) -> None:
+    normalize = Normalize(2)
+    learn(normalize, torch.randn(10, 2))
+    before = weights(normalize)
+    rows = torch.randn(10, 2)
+    rows[3, 1] = huge
+    found = normalize(rows)
+    assert bool(torch.isfinite(found).all()) is not (huge != huge)
+    apply_statistics(normalize)
+    assert same(before, weights(normalize))
+    learn(normalize, torch.randn(10, 2))
+    assert float(normalize.moments.seen) == 2
+
+
+def test_statistics_of_images_that_are_not_finite_are_left_out() -> None:
+    centre = Centre(ArraySpec((1, 4, 4), "float32"))
+    learn(centre, torch.ones(8, 1, 4, 4))
+    before = weights(centre)
+    learn(centre, torch.full((8, 1, 4, 4), 3e38).index_fill(0, torch.tensor([0]), float("inf")))
+    assert same(before, weights(centre))
+
+
+@pytest.mark.parametrize("name", ["mlp", "nature"])
+def test_statistics_that_are_discarded_leave_the_model_as_it_was(name: str) -> None:
+    model = build_model(ModelConfig(name=name, normalize=True), SPECS[name], seed=1)
+    before = weights(model)
+    model(model_input(SPECS[name], rows=2, batch=4), torch.zeros(4, 0))
+    assert same(before, weights(model))
+    discard_statistics(model)
+    apply_statistics(model)
+    assert same(before, weights(model))
+    model(model_input(SPECS[name], rows=2, batch=4), torch.zeros(4, 0))
+    apply_statistics(model)
+    assert not same(before, weights(model))
 
 
 # Choices that the environment forbids

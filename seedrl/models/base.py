@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
+from seedrl.models.statistics import RunningMoments
 from seedrl.specs import ArraySpec, CategoricalSpec, EnvSpec, tree_map
 from seedrl.types import ModelInput, ModelOutput
 
-MIN_SHARE = 0.001  # of a train batch in running statistics
 MIN_UNIT = 0.01
 INITIAL_LOG_STD = -0.5
 FORBIDDEN = -1e9  # the logit of a forbidden choice: below all others, and finite, so that zero times it is zero
@@ -160,21 +160,20 @@ class PopArt(nn.Module):
     values stay the same.
     """
 
-    mean: Tensor
-    square: Tensor
-    seen: Tensor
-
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.linear = linear
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("square", torch.ones(()))  # mean square
-        self.register_buffer("seen", torch.zeros(()))  # train batches
+        self.moments = RunningMoments()  # of the targets
+
+    @property
+    def mean(self) -> Tensor:
+        """Return the mean of the targets."""
+        return self.moments.mean.float()
 
     @property
     def unit(self) -> Tensor:
-        """The standard deviation of targets."""
-        return (self.square - self.mean.square()).clamp(min=MIN_UNIT**2).sqrt()
+        """Return the standard deviation of the targets."""
+        return self.moments.variance.clamp(min=MIN_UNIT**2).sqrt().float()
 
     def forward(self, features: Tensor) -> Tensor:
         value: Tensor = self.linear(features) * self.unit + self.mean
@@ -182,12 +181,9 @@ class PopArt(nn.Module):
 
     @torch.no_grad()
     def rescale(self, mean: Tensor, square: Tensor) -> None:
-        """Include the mean and the mean square of the targets of a train batch."""
-        mean_before, unit_before = self.mean.clone(), self.unit
-        self.seen += 1
-        share = (1 / self.seen).clamp(min=MIN_SHARE)
-        self.mean.lerp_(mean, share)
-        self.square.lerp_(square, share)
+        """Include the targets of a train batch: their mean, and their mean square about `moments.mean`."""
+        mean_before, unit_before = self.mean, self.unit
+        self.moments.merge(mean, square)
         self.linear.weight *= unit_before / self.unit
         self.linear.bias.mul_(unit_before).add_(mean_before - self.mean).div_(self.unit)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.models.base import scaled
+from seedrl.models.statistics import share_of
 from seedrl.specs import ArraySpec
 
 KINDS = 12  # small integers, 0 … 11, that stand for kinds of things, as in MiniGrid
@@ -43,21 +44,31 @@ class Centre(nn.Module):
 
     mean: Tensor
     seen: Tensor
+    staged: Tensor
 
     def __init__(self, observation: ArraySpec) -> None:
         super().__init__()
         self.unit = 64 if observation.dtype == "uint8" else 0.25
         self.register_buffer("mean", torch.zeros(1, *observation.shape))
         self.register_buffer("seen", torch.zeros(()))  # train batches
+        staged = torch.zeros(2, *observation.shape, dtype=torch.float64)  # sums of 1 and of pixels
+        self.register_buffer("staged", staged, persistent=False)
 
     def forward(self, observation: Tensor) -> Tensor:
         pixels = observation.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True)
-        batch_mean = pixels[::8].mean(dim=0, keepdim=True) if torch.is_grad_enabled() else None
-        centred = pixels.sub_(self.mean).mul_(1 / self.unit)
-        if batch_mean is not None:
-            self.seen += 1
-            self.mean.lerp_(batch_mean, (1 / self.seen).clamp(min=0.001))
-        return centred
+        if torch.is_grad_enabled():
+            self._stage(pixels[::8])
+        return pixels.sub_(self.mean).mul_(1 / self.unit)
+
+    def _stage(self, pixels: Tensor) -> None:
+        self.staged[0] += len(pixels)
+        self.staged[1] += pixels.mean(dim=0).double() * len(pixels)
+
+    def apply_staged(self) -> None:
+        is_usable = self.staged.isfinite().all() & (self.staged[0] > 0).all()
+        count, total = torch.where(is_usable, self.staged, 1.0)
+        self.seen += is_usable
+        self.mean.lerp_((total / count).float(), torch.where(is_usable, share_of(self.seen), 0))
 
 
 def is_image(observation: ArraySpec, smallest: int) -> bool:

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seedrl.models.base import MIN_SHARE, scaled
+from seedrl.models.base import scaled
+from seedrl.models.statistics import RunningMoments
 from seedrl.specs import ArraySpec
 
+MIN_VARIANCE = 1e-6
 MAX_DEVIATIONS = 10.0  # standard deviations from the mean; values beyond are clipped
 
 
@@ -43,29 +45,21 @@ class Normalize(nn.Module):
     it with the weights of the same version.
     """
 
-    mean: Tensor
-    square: Tensor
-    seen: Tensor
+    staged: Tensor
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("square", torch.ones(size))  # mean square
-        self.register_buffer("seen", torch.zeros(()))  # train batches
+        self.moments = RunningMoments(size)
+        self.register_buffer("staged", torch.zeros(3, size, dtype=torch.float64), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        variance = (self.square - self.mean.square()).clamp(min=1e-6)
-        normal = ((rows - self.mean) * variance.rsqrt()).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
         if torch.is_grad_enabled():
-            self._learn(rows.detach())
-        return normal
+            self.staged += self.moments.sums(rows.detach())
+        scale = self.moments.variance.clamp(min=MIN_VARIANCE).rsqrt()
+        return ((rows.double() - self.moments.mean) * scale).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS).float()
 
-    @torch.no_grad()
-    def _learn(self, rows: Tensor) -> None:
-        self.seen += 1
-        share = (1 / self.seen).clamp(min=MIN_SHARE)
-        self.mean.lerp_(rows.mean(dim=0), share)
-        self.square.lerp_(rows.square().mean(dim=0), share)
+    def apply_staged(self) -> None:
+        self.moments.merge_sums(self.staged)
 
 
 class TinyEncoder(nn.Module):
