@@ -3,8 +3,6 @@
 Knows nothing of Hydra; `commands` composes these and hands them down as plain dataclasses.
 """
 
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -13,7 +11,6 @@ from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.schema import group, key
 
 MISSING = "???"  # how Hydra spells a value that has to be given
-OWN = "own"  # env.id of environments that actors bring; own/NAME gives them a name
 TOKEN_VARIABLE = "SEEDRL_TOKEN"  # the environment's, for whoever has no token file
 
 
@@ -43,14 +40,7 @@ class Placement(Enum):
     """Where actors go; several hold at once."""
 
     collocate = "collocate"
-    per_node = "per_node"
     spread = "spread"
-
-
-class Target(Enum):
-    """What `seedrl render` writes for."""
-
-    kubernetes = "kubernetes"
 
 
 class Format(Enum):
@@ -214,9 +204,9 @@ class LaunchConfig:
     learner: RoleConfig = group(RoleConfig)
     actor: RoleConfig = group(RoleConfig)
     placement: list[Placement] = key(
-        [], "any of collocate (actors where a rank is), per_node (launch.per_node on each), spread (as far as it goes)"
+        [], "collocate puts actors only where a rank is; spread uses as many machines as possible; both may be given"
     )
-    per_node: int = key(0, "actors on one machine, with placement per_node; no more fit there")
+    per_node: int = key(0, "most actors on one machine; 0 for any number")
     env: dict[str, str] = key({}, "environment variables of every process")
     address: str = key("", "ray: HOST:PORT of a cluster, or auto; empty for a new one on this machine")
     security: SecurityConfig = group(SecurityConfig)  # ray: of actors, which may be on other machines than the learner
@@ -240,7 +230,6 @@ class RunConfig(LearnerConfig):
 class RenderConfig(RunConfig):
     """Settings of `seedrl render`: the job, and where its files go."""
 
-    target: Target = key(Target.kubernetes, "kubernetes")
     out: str = key(MISSING, "directory for the manifests; only files that `seedrl render` wrote are overwritten")
 
 
@@ -404,45 +393,3 @@ class CardConfig:
     run: str = key(MISSING, "the run directory; the card is written there as card.md")
     upload: str = key("", "repository of the Hugging Face hub to upload card, policy, curve and videos to: USER/NAME")
     private: bool = key(False, "make that repository a private one, if it is new")
-
-
-def modules_of(env_id: str, wrappers: Iterable[str]) -> list[str]:
-    """Python modules that actors have to import for an environment."""
-    paths = [*([env_id] if ":" in env_id else []), *wrappers]
-    return [path.partition(":")[0] for path in paths]
-
-
-def is_own(env_id: str) -> bool:
-    """Whether actors bring the environment."""
-    return env_id.partition("/")[0] == OWN
-
-
-def group_size(config: LearnerConfig) -> int:
-    """Environments per request. A lock-step run has one group, so that rows always come in the same order."""
-    return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
-
-
-def serving_ranks(config: LearnerConfig) -> int:
-    """Ranks that actors stream to."""
-    return 1 if config.ranks.separate else config.ranks.count
-
-
-def evaluation_envs(actors: ActorsConfig) -> list[int]:
-    """Which environments of an actor are for evaluation: some from all over, and at least one if there is a share."""
-    count = max(1, round(actors.evaluation * actors.envs)) if actors.evaluation else 0
-    return [number * actors.envs // count for number in range(count)]
-
-
-def available_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def torch_threads(config: LearnerConfig) -> int:
-    """Of inference, and as many of training."""
-    return config.threads or max(1, available_cores() // 2)
-
-
-def store_capacity(config: LearnerConfig) -> int:
-    """Return how many finished unrolls the store keeps."""
-    return config.store.capacity or 2 * config.algorithm.batch_size

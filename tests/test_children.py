@@ -4,13 +4,14 @@ import math
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seedrl.config import RunConfig
+from seedrl.config import ActorsConfig, RunConfig
 from seedrl.launching import local
 from seedrl.launching.children import CRASH_SECONDS, Child, Crashes, signal_of
 from seedrl.launching.local import Supervisor, _with_a_port
@@ -25,7 +26,7 @@ def test_crashes_within_the_limit_wait_longer_each_time() -> None:
         crashes.add()
         seen.append((crashes.back_off, crashes.are_too_many))
     assert seen == [(0.5, False), (1.0, False), (1.2, False), (1.2, True)]
-    assert crashes.words == "crashed 4 times within 10 minutes"
+    assert crashes.summary == "crashed 4 times within 10 minutes"
 
 
 def test_crashes_of_long_ago_are_forgotten() -> None:
@@ -46,7 +47,9 @@ def test_signal_of_exit_code(code: int, name: str) -> None:
 
 
 def ending_with(code: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"], start_new_session=True)
+    """Start a process that ends with this exit code, or by this signal if it is negative."""
+    words = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
+    return subprocess.Popen([sys.executable, "-c", words], start_new_session=True)
 
 
 def test_child_is_started_again_when_due_and_not_before() -> None:
@@ -131,6 +134,20 @@ def test_supervisor_that_was_signalled_restarts_nothing(supervisor: Supervisor) 
     assert not supervisor._is_worth_restarting(-9)
 
 
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (7, 7), (-signal.SIGKILL, 128 + signal.SIGKILL)])
+def test_supervisor_that_was_signalled_ends_with_the_code_of_its_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: int
+) -> None:
+    """A learner that fails while it stops must not look like one that has stopped cleanly."""
+    supervisor = Supervisor(RunConfig(run_dir=str(tmp_path / "run"), actors=ActorsConfig(count=0)), [])
+    supervisor._learner = Child(LEARNER, lambda: ending_with(code))
+    monkeypatch.setattr(supervisor, "_forward_signals", lambda: None)  # pytest keeps its own
+    supervisor._signalled_at = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        supervisor.run()
+    assert ended.value.code == expected
+
+
 def test_supervisor_gives_up_on_a_learner_that_crashes_too_often_and_says_why(
     supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,7 +157,9 @@ def test_supervisor_gives_up_on_a_learner_that_crashes_too_often_and_says_why(
     assert lines[0] == (
         "learner ended with code 7 (thread learner died); actor-0 (16 slots) wait for it; restarting it"
     )
-    reason = "the learner crashed 3 times within 10 minutes, max_restarts allows no more; last: thread learner died"
+    reason = (
+        "the learner crashed 3 times within 10 minutes, more often than max_restarts allows; last: thread learner died"
+    )
     assert lines[2] == f"seedrl run: {reason}"
     supervisor._note()
     read = context.read()
@@ -173,7 +192,7 @@ def test_supervisor_of_a_crashed_actor_says_that_it_concerns_only_its_slots(
     supervisor._log(0).write_text("first\nEnvFailed\n")
     supervisor._consider_restart(0, Child("actor-0", lambda: ending_with(0)), 5)
     assert capsys.readouterr().err == (
-        "actor 0 ended with code 5 (EnvFailed); that concerns actor-0 (16 slots); restarting it\n"
+        "actor 0 ended with code 5 (EnvFailed); this affects actor-0 (16 slots); restarting it\n"
     )
 
 
@@ -223,7 +242,7 @@ def test_supervisor_follows_what_the_learner_could_use_within_bounds(
     assert capsys.readouterr().err.splitlines() == [
         "the learner could use 3 actors: starting actor-2",
         "the learner could use 4 actors: starting actor-3",
-        "the learner can do with 2: ending actor-2, actor-3",
+        "the learner needs only 2 actors: ending actor-2, actor-3",
         "the learner could use 3 actors: starting actor-2",
     ]
     assert following._actor_crashes.count == 0

@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
         *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.run.identity", "seedrl.run.stopping"),
-        *("seedrl.schema", "seedrl.plugins", "seedrl.algorithms.settings"),
+        *("seedrl.schema", "seedrl.plugins", "seedrl.sizes", "seedrl.algorithms.settings"),
     ),
     (
         *("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.validation"),
@@ -109,7 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "imageio": {"seedrl.trained.record"},
     "imageio_ffmpeg": {"seedrl.trained.record"},
     "huggingface_hub": {"seedrl.trained.hub"},
-    "ray": {f"seedrl.launching.{name}" for name in ("raycluster", "host", "hosted", "growth", "ray")},
+    "ray": {f"seedrl.launching.ray_{name}" for name in ("autoscaler", "cluster", "driver", "host", "process")},
 }
 # The name of a distribution where it is not the name of what is imported.
 IMPORT_NAMES = {
@@ -512,6 +512,14 @@ def targets() -> dict[str, str]:
 
 def test_makefile_targets_all_have_a_line_of_help() -> None:
     assert [name for name, meaning in targets().items() if not meaning] == []
+
+
+def test_makefile_train_installs_no_development_tools() -> None:
+    installs = {
+        target: re.findall(r"-e '\.\[(.+?)\]'", run("make", "--dry-run", "--always-make", target))
+        for target in ("train", "lint")
+    }
+    assert installs == {"train": ["all,plot"], "lint": ["all,plot", "dev"]}
 
 
 @pytest.mark.parametrize("line", documented("make"))

@@ -9,6 +9,7 @@ from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.run import membership
 from seedrl.run.context import LEARNER, Context, ContextFile, State
 from seedrl.run.membership import Membership
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import SessionTable
 from seedrl.wire.codec import Hello
 
@@ -16,11 +17,11 @@ from seedrl.wire.codec import Hello
 class Rig:
     """A learner's life as far as its context is concerned."""
 
-    def __init__(self, directory: Path, updates: int = 0) -> None:
+    def __init__(self, directory: Path, updates: int = 0, incarnation: int = 1) -> None:
         config = LearnerConfig()
         config.serving.max_slots, config.actors.envs = 64, 2
         self.file = ContextFile(directory)
-        self.sessions = SessionTable(config, job_seed=lambda _: 0)
+        self.sessions = SessionTable(config, lambda _: 0, planned_seats(config.actors))
         self.serving, self.learning = ServingMetrics(), LearningMetrics(updates=updates)
         self.membership = Membership(
             self.file,
@@ -29,6 +30,7 @@ class Rig:
             self.learning,
             newest_checkpoint=lambda: "000000000123",
             desired_actors=lambda: 5,
+            incarnation=incarnation,
         )
 
     def begin(self) -> "Rig":
@@ -89,7 +91,7 @@ def test_membership_actor_that_left_is_still_known_and_streams_no_more(rig: Rig)
 def test_membership_of_the_next_learner_goes_on_counting_lives(rig: Rig, tmp_path: Path) -> None:
     rig.sessions.join(Hello("actor-0"))
     rig.written()
-    again = Rig(tmp_path).begin()
+    again = Rig(tmp_path, incarnation=2).begin()
     assert again.file.read().members["actor-0"].streams_to == ""  # it has not come back yet
     again.sessions.join(Hello("actor-0"))
     context = again.written()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from seedrl.config import LearnerConfig, Optimizer
+from seedrl.algorithms.settings import Optimizer
+from seedrl.config import LearnerConfig
 from seedrl.errors import RunDirectoryError
 from seedrl.run.directory import RunDirectory, plain
 
@@ -34,7 +35,7 @@ def test_run_directory_new_is_made_with_its_complete_settings(tmp_path: Path) ->
     run = prepared(config)
     assert run.path == tmp_path / "a" / "b"
     assert settings_in(run.path) == plain(config)
-    assert sorted(path.name for path in run.path.iterdir()) == [".lock", "config.yaml"]
+    assert sorted(path.name for path in run.path.iterdir()) == [".lock", ".processes", "config.yaml"]
 
 
 def test_run_directory_without_a_name_gets_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +181,9 @@ def test_run_directory_settings_of_an_older_version_name_what_is_missing(tmp_pat
     config = config_for(tmp_path)
     prepared(config)
     settings = plain(config)
-    del settings["algorithm"]["rho_bar"]
+    del settings["algorithm"]["discount"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
-    with pytest.raises(RunDirectoryError, match=r"algorithm.rho_bar was None, is 1.0"):
+    with pytest.raises(RunDirectoryError, match=r"algorithm.discount was None, is 0.99"):
         prepared(config)
 
 
@@ -194,12 +195,31 @@ def test_run_directory_metrics_are_appended_line_by_line(tmp_path: Path) -> None
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == rows
 
 
+@pytest.mark.parametrize("torn", ["", '{"env_steps": 1, "lo', '{"env_steps": 1}'])
+def test_run_directory_metrics_after_a_torn_line_begin_a_new_one(tmp_path: Path, torn: str) -> None:
+    run = prepared(config_for(tmp_path))
+    run.metrics.write_text('{"env_steps": 0}\n' + torn)
+    for steps in (2, 3):
+        run.append_metrics({"env_steps": steps})
+    lines = run.metrics.read_text().splitlines()
+    assert lines == ['{"env_steps": 0}', *([torn] if torn else []), '{"env_steps": 2}', '{"env_steps": 3}']
+
+
+def test_run_directory_numbers_its_processes_whatever_they_leave_behind(tmp_path: Path) -> None:
+    numbers = []
+    for _ in range(3):
+        run = prepared(config_for(tmp_path))
+        numbers.append(run.earlier_processes)
+        run.release()
+    assert numbers == [0, 1, 2]
+
+
 def test_run_directory_summary_is_written_over_the_one_before(tmp_path: Path) -> None:
     run = prepared(config_for(tmp_path))
     run.write_summary({"status": "interrupted", "reason": "a longer text than the next"})
     run.write_summary({"status": "done"})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "done"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml", "summary.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".processes", "config.yaml", "summary.json"]
 
 
 def test_run_directory_claimed_by_another_learner_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import IN_FLIGHT, Session, SessionTable, session_seed
 from seedrl.wire.codec import (
     ControlRequest,
@@ -26,7 +27,7 @@ def make_table(max_slots: int = 10, groups: int = 2, lockstep: bool = False) -> 
     config.serving.max_slots = max_slots
     config.actors.envs = ENVS
     config.actors.groups = groups
-    return SessionTable(config, job_seed=lambda session_id: 100 + session_id)
+    return SessionTable(config, lambda session_id: 100 + session_id, planned_seats(config.actors))
 
 
 def make_session() -> Session:
@@ -125,11 +126,11 @@ def test_join_job_tells_the_actor_everything() -> None:
 
 
 def test_session_seed_differs_between_sessions_and_repeats_with_run_seed() -> None:
-    def seeds(run_seed: int, resumed_at: int = 0, rank: int = 0) -> list[int]:
-        return [session_seed(run_seed, resumed_at, session_id, rank) for session_id in range(1, 200)]
+    def seeds(run_seed: int, earlier_processes: int = 0, rank: int = 0) -> list[int]:
+        return [session_seed(run_seed, earlier_processes, session_id, rank) for session_id in range(1, 200)]
 
     assert seeds(1) == seeds(1)
-    assert len({*seeds(1), *seeds(2), *seeds(1, resumed_at=7), *seeds(1, rank=1)}) == 4 * len(seeds(1))
+    assert len({*seeds(1), *seeds(2), *seeds(1, earlier_processes=7), *seeds(1, rank=1)}) == 4 * len(seeds(1))
     assert all(0 <= seed < 2**31 for seed in seeds(1))  # envpool takes an int32
 
 

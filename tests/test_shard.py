@@ -61,8 +61,8 @@ def test_address_of_a_rank_follows_from_that_of_rank_0(address: str, rank: int, 
 
 
 def test_generators_differ_between_ranks_and_lives_and_rank_0_has_that_of_a_run_of_one() -> None:
-    assert generator_seed(5, rank=0, resumed_at=0) == generator_seed(5, rank=0, resumed_at=9) == 5
-    seeds = {generator_seed(5, rank, resumed_at) for rank in (1, 2, 3) for resumed_at in (0, 9)}
+    assert generator_seed(5, rank=0, earlier_processes=0) == generator_seed(5, rank=0, earlier_processes=9) == 5
+    seeds = {generator_seed(5, rank, earlier) for rank in (1, 2, 3) for earlier in (0, 9)}
     assert len({*seeds, 5}) == 7
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from seedrl.config import AlgorithmConfig, Optimizer
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.metrics import Kind, LearningMetrics, ServingMetrics, declared, totals_of
 from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.saving import save as save_checkpoint
 from seedrl.run.snapshot import Resumable, initial_weights, load_weights, spec_of
 from seedrl.run.totals import counts_of, restore_counters
 from seedrl.specs import EnvSpec
@@ -25,6 +26,7 @@ class Run:
     parts: LearnerParts
     resumable: Resumable
     serving: ServingMetrics = dataclasses.field(default_factory=ServingMetrics)
+    said: list[str] = dataclasses.field(default_factory=list)
 
     @classmethod
     def fresh(cls, seed: int = 0, optimizer: Optimizer = Optimizer.adam, spec: EnvSpec | None = None) -> "Run":
@@ -36,18 +38,18 @@ class Run:
         """As a learner process does; the seconds the run had taken."""
         checkpoint = files.load(path)
         restore_counters(checkpoint.state, self.serving, self.parts.metrics)
-        return self.resumable.restore(checkpoint)
+        return self.resumable.restore(checkpoint, self.said.append)
 
     def train(self, batches: range) -> None:
         """Updates on train batches that depend on their number and on the weights that act."""
         for number in batches:
             self.parts.record(seed=number, policy_version=self.parts.metrics.updates)
-            self.parts.learner.update(timeout=0)
-            self.parts.learner.publish()
+            self.parts.update()
+            self.parts.learner.publish(self.parts.policy)
 
     def save(self, run_directory: Path, env_steps: int = 100) -> Path:
         taken = self.resumable.take(seconds=12.5, counts=counts_of(self.serving, self.parts.metrics))
-        return files.save(run_directory / "checkpoints", env_steps, taken, keep=3)
+        return save_checkpoint(run_directory / "checkpoints", env_steps, taken, keep=3)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -67,11 +69,34 @@ def test_resumable_restored_run_equals_an_uninterrupted_one(tmp_path: Path, opti
     for each in (run, resumed):
         each.train(range(3, 6))
     assert same(resumed.weights, run.weights)
-    assert same(*(files.pack_optimizer(each.parts.learner.optimizer) for each in (resumed, run)))
+    assert same(*(files.pack_optimizer(each.parts.learner._optimizer) for each in (resumed, run)))
     assert torch.equal(*(torch.rand(5, generator=each.resumable.generator) for each in (resumed, run)))
     assert resumed.parts.metrics.updates == run.parts.metrics.updates == 6
     assert resumed.parts.metrics.policy_lag == run.parts.metrics.policy_lag
     assert resumed.parts.metrics.trained_steps == run.parts.metrics.trained_steps
+
+
+def drawn_after_resuming(checkpoint: Checkpoint, seed: int) -> tuple[list[float], list[str]]:
+    """Return the next random numbers of a run that resumes from there, and what it says."""
+    run = Run.fresh(seed=seed)
+    run.resumable.restore(checkpoint, run.said.append)
+    return torch.rand(5, generator=run.resumable.generator).tolist(), run.said
+
+
+def test_resumable_generator_of_another_device_is_seeded_again_and_said() -> None:
+    """A CUDA generator has a state of 16 bytes, one of the CPU has 5056."""
+    run = Run.fresh()
+    run.train(range(3))
+    taken = run.resumable.take(seconds=1.0, counts=counts_of(run.serving, run.parts.metrics))
+    foreign = taken._replace(tensors={**taken.tensors, "generator": torch.zeros(16, dtype=torch.uint8)})
+    drawn, said = drawn_after_resuming(foreign, seed=5)
+    assert len(said) == 1
+    assert "another kind of device than cpu" in said[0]
+    assert "3 updates" in said[0]
+    assert drawn == drawn_after_resuming(foreign, seed=5)[0], "repeatable"
+    later = foreign._replace(state={**foreign.state, "learning": {**foreign.state["learning"], "updates": 4}})
+    assert drawn not in (drawn_after_resuming(later, seed=5)[0], drawn_after_resuming(foreign, seed=6)[0])
+    assert drawn_after_resuming(taken, seed=5)[1] == []
 
 
 def count_everything(metrics: ServingMetrics | LearningMetrics) -> None:
@@ -112,9 +137,9 @@ def test_resumable_returns_stay_the_last_hundred(tmp_path: Path) -> None:
 def test_resumable_learning_rate_comes_from_the_settings_not_the_snapshot(tmp_path: Path) -> None:
     path = Run.fresh().save(tmp_path)
     resumed = Run.fresh()
-    resumed.parts.learner.optimizer.param_groups[0]["lr"] = 0.125
+    resumed.parts.learner._optimizer.param_groups[0]["lr"] = 0.125
     resumed.resume(path)
-    assert resumed.parts.learner.optimizer.param_groups[0]["lr"] == 0.125
+    assert resumed.parts.learner._optimizer.param_groups[0]["lr"] == 0.125
 
 
 @pytest.mark.parametrize("spec", [make_spec((3,)), make_spec(dtype="float64"), make_spec(num_actions=4)], ids=str)

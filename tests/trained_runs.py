@@ -16,6 +16,7 @@ from seedrl.models.build import build_model
 from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import plain
+from seedrl.run.saving import save as save_checkpoint
 from seedrl.specs import EnvSpec
 from seedrl.trained.load import Trained, load_trained
 from seedrl.wire import codec
@@ -45,7 +46,7 @@ def leave_trained(
         "score": score,
     }
     tensors = files.with_prefix("model", dict(network.state_dict()))
-    files.save(run_dir / "checkpoints", steps, Checkpoint(tensors, state), keep=10)
+    save_checkpoint(run_dir / "checkpoints", steps, Checkpoint(tensors, state), keep=10)
     return run_dir
 
 

@@ -1,53 +1,59 @@
-"""How many actors the learner could use, from what was measured. Pure: time is that of the rows it is shown.
+"""How many actors the learner could use, from who waits for whom. Pure: time is that of the rows it is given.
 
-Of two shares one is next to nothing: either the learner waits for steps, or actors are held back by a full store.
+Acting and training are coupled: the store lets the learner train on each unroll a certain number of times (once in a
+queue, more often with several passes or with replay), and holds serving back once the learner is behind. So one of two
+shares is next to nothing: either the learner waits for unrolls, or actors are held back.
 
-    demand   what the learner would train if it never waited       trained / (1 - wait)
-    supply   what an actor would step if it were never held back   acted / (actors × (1 - hold))
+    demand   steps that the learner would consume if it never waited      acted / (1 - wait)
+    supply   steps of one actor that is never held back                   acted / (actors × (1 - hold))
 
-What is acted is trained, so demand / supply = actors × (1 - hold) / (1 - wait), whatever the number of actors. It knows
-nothing of who starts them: a supervisor, Ray or Kubernetes follows the number, or nobody does.
+The number of actors needed is demand / supply = actors × (1 - hold) / (1 - wait). How often an unroll is trained on
+does not appear in it, nor does the fill of the store, which is always full with replay. This module knows nothing of
+what starts actors: a supervisor, Ray or Kubernetes may follow the number, or nothing does.
 """
 
 import math
 
-from seedrl.config import LearnerConfig, serving_ranks
+from seedrl.config import LearnerConfig
 from seedrl.monitoring.diagnosis import BUSY_ENOUGH
 from seedrl.monitoring.sampler import Row
+from seedrl.sizes import serving_ranks
 
-SETTLE_SECONDS = 8.0  # after actors came or went: a row looks back over five, and environments begin slowly
-SMOOTH_SECONDS = 10.0  # that the newest measurements weigh most
-UP_SECONDS, DOWN_SECONDS = 5.0, 30.0  # that a need has to last: a learner that waits costs more than a surplus actor
-SURPLUS = 0.1  # share of actors that may be too many
+SETTLE_SECONDS = 8.0  # after actors joined or left: a row covers five seconds, and environments begin slowly
+SMOOTH_SECONDS = 10.0  # the time constant of the average over rows
+UP_SECONDS, DOWN_SECONDS = 5.0, 30.0  # how long a need has to last: a learner that waits costs more than a spare actor
+SURPLUS = 0.1  # the share of actors that may be too many
 AIM = 0.95  # of what is needed: the last actor is not started for a twentieth of its steps
-FASTEST = 2  # times as many at once; supply is known for the actors that are there
-FARTHEST = 4.0  # how many times more or less are believed to be needed
-FULL = 0.9  # a store this full has enough to train on
-STALE = 20.0  # policy lag beyond which more actors would make more of what is too old
-WORTH = 0.3  # of the supply that further actors promise has to come, or their machines have nothing left to give
+FASTEST = 2  # the factor of growth in one step; the supply is known only for the actors that are there
+FARTHEST = 4.0  # the largest factor by which a need is believed to differ from what is there
+STALE = 20.0  # the policy lag beyond which more actors would only make more data that is too old
+REUSED = 1.5  # times algorithm.passes: with more reuse than that, old data is intended and the lag is no sign
+WORTH = 0.3  # the share of the promised supply that has to come, or the machines have no more cores to give
 TELLING = 0.15  # growth by less than this share is too little to judge by
 
 
 class Autoscaler:
-    """Owned by the main thread. `before` is what the process before this one wanted; 0 for none."""
+    """The number of actors that the learner could use. Owned by the main thread."""
 
     def __init__(self, config: LearnerConfig, before: int = 0) -> None:
+        """`before` is what the previous process of the run wanted; 0 if there was none."""
         actors, ranks = config.actors, serving_ranks(config)
         self._least = max(1, actors.count // ranks)
         self._most = max(
             self._least, min(-(-actors.at_most // ranks) or math.inf, config.serving.max_slots // actors.envs)
         )
+        self._intended_reuse = REUSED * config.algorithm.passes
         self.desired = self._bounded(before)
         self._settled = (-math.inf, 0)  # since when there are this many actors
         self._need: float | None = None  # actors, smoothed
         self._supply = 0.0  # steps per second of all actors if none were held back, smoothed
         self._grown_from = (0, 0.0)  # actors and their supply before the newest growth
-        self._looked = 0.0
+        self._measured = 0.0  # when
         self._direction, self._since = 0, 0.0  # of the change that is wanted, and since when
         self._candidate = self.desired
 
-    def look(self, row: Row, bottleneck: str) -> int:
-        """The number after another row; it stays where nothing can be measured."""
+    def update(self, row: Row, bottleneck: str) -> int:
+        """Return the number after another row. It stays where nothing can be measured."""
         now, actors = row["seconds"], row["actors"]
         if self._has_settled(now, actors) and row["steps_per_second"] > 0 and row["updates_per_second"] > 0:
             self._measure(now, row)
@@ -58,7 +64,7 @@ class Autoscaler:
         return int(min(max(number, self._least), self._most))
 
     def _has_settled(self, now: float, actors: int) -> bool:
-        """Whether the row is about as many actors as there are. Among hundreds, some always come and go."""
+        """Return whether the row is about as many actors as there are. Among hundreds, some always come and go."""
         since, settled = self._settled
         if not actors or abs(actors - settled) > SURPLUS * settled:
             self._settled = since, _ = now, actors
@@ -69,13 +75,13 @@ class Autoscaler:
         actors, stepping, training = row["actors"], 1 - row["cycle/hold"], 1 - row["learner_wait_fraction"]
         need = actors * max(stepping, 1 / FARTHEST) / max(training, 1 / FARTHEST)
         supply = row["steps_per_second"] / max(stepping, 1 / FARTHEST)
-        weight = 1 - math.exp(-(now - self._looked) / SMOOTH_SECONDS) if self._need is not None else 1.0
+        weight = 1 - math.exp(-(now - self._measured) / SMOOTH_SECONDS) if self._need is not None else 1.0
         self._need = (self._need or 0.0) * (1 - weight) + weight * need
         self._supply = self._supply * (1 - weight) + weight * supply
-        self._looked = now
+        self._measured = now
 
     def _wanted(self, row: Row, bottleneck: str) -> int:
-        """More while environments are the limit, fewer while the learner is; whatever else is would stay so."""
+        """Want more while environments are the limit and fewer while the learner is; other limits would stay."""
         actors: int = row["actors"]
         assert self._need is not None
         enough = math.ceil(AIM * self._need)
@@ -86,14 +92,15 @@ class Autoscaler:
         return self.desired
 
     def _would_help(self, row: Row) -> bool:
-        if row["store_fill"] > FULL or row["policy_lag"] > STALE:
+        """Return whether more actors would add steps that are worth training on."""
+        if row["policy_lag"] > STALE and row["reuse"] <= self._intended_reuse:
             return False
         before, supply = self._grown_from
         promised = row["actors"] / before - 1 if before else 0.0
         return promised < TELLING or self._supply > supply * (1 + WORTH * promised)
 
     def _consider(self, now: float, actors: int, wanted: int) -> None:
-        """A change has to be wanted for a while. Down, it is the smallest that was wanted meanwhile."""
+        """Change the number if that was wanted for a while; downwards to the largest number wanted meanwhile."""
         direction = (wanted > self.desired) - (wanted < self.desired)
         if direction != self._direction:
             self._direction, self._since, self._candidate = direction, now, wanted

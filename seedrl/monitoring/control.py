@@ -2,12 +2,11 @@
 
 from seedrl.config import ControlConfig
 from seedrl.errors import ConfigError
-from seedrl.monitoring.overview import link_to
+from seedrl.monitoring.connection import ANSWER_SECONDS, link_to
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.channel import ask_control
 from seedrl.wire.codec import ORDERS, ControlRequest, describe_request, encode_control_request
 
-ANSWER_SECONDS = 5.0
 OPEN = "open"  # an order to the learner itself
 
 

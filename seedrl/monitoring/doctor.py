@@ -13,11 +13,13 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import NamedTuple
 
-from seedrl.config import DoctorConfig, LearnerConfig, available_cores, group_size, is_own, torch_threads
+from seedrl.config import DoctorConfig, LearnerConfig
 from seedrl.errors import ConfigError, SeedrlError
+from seedrl.monitoring.connection import learner_status
 from seedrl.monitoring.endpoint import AUTO, Endpoint, address_of, bound
-from seedrl.monitoring.overview import learner_status
-from seedrl.monitoring.words import mebibytes
+from seedrl.monitoring.units import mebibytes
+from seedrl.plugins import is_own
+from seedrl.sizes import available_cores, group_size, torch_threads
 from seedrl.specs import EnvSpec
 from seedrl.validation import check
 from seedrl.wire.security import exposures

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.algorithms.base import Algorithm
-from seedrl.config import LearnerConfig, serving_ranks
+from seedrl.config import LearnerConfig
 from seedrl.errors import Mismatch
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics, ServingMetrics
@@ -25,6 +25,7 @@ from seedrl.run.stopping import Progress, Stop
 from seedrl.run.totals import Counts, joined
 from seedrl.serving.balance import Endpoint
 from seedrl.serving.service import InferenceService
+from seedrl.sizes import serving_ranks
 from seedrl.specs import EnvSpec
 from seedrl.types import Ticket
 
@@ -80,8 +81,8 @@ class RankPeers:
             raise Mismatch(f"spaces: rank {source} trains on {spec}; the actors of rank {rank} have {own.result()}")
         return spec
 
-    def generator_seed(self, seed: int, resumed_at: int) -> int:
-        return generator_seed(seed, self.identity.rank, resumed_at)
+    def generator_seed(self, seed: int, earlier_processes: int) -> int:
+        return generator_seed(seed, self.identity.rank, earlier_processes)
 
     def learner(
         self,

@@ -6,13 +6,15 @@ A *shard* is a rank, its endpoint and the actors there. Knows nothing of how ran
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from seedrl.config import Display, LearnerConfig, ReportConfig, available_cores
+from seedrl.config import Display, LearnerConfig, ReportConfig
 from seedrl.errors import require
 from seedrl.run.directory import RunDirectory
 from seedrl.run.identity import Identity
+from seedrl.sizes import available_cores
 from seedrl.wire.address import address_of
 
 
@@ -40,22 +42,24 @@ def _further(config: LearnerConfig, local_rank: int) -> LearnerConfig:
     )
 
 
-def directory_of(config: LearnerConfig, rank: int, share: Callable[[str], str]) -> tuple[RunDirectory, LearnerConfig]:
-    """The run's for rank 0, which tells the others by `share`; theirs are below it, for what they write themselves.
+def directory_of(config: LearnerConfig, rank: int, share: Callable[[Any], Any]) -> tuple[RunDirectory, LearnerConfig]:
+    """Prepare and claim the directory of this rank. Rank 0 has that of the run; the others write below it.
 
-    On another machine that may be another file system: nobody else looks there.
+    Rank 0 sends them its path and the number of processes before this one. On another machine the path may be on
+    another file system, so only rank 0's count is sure to survive.
     """
     run = RunDirectory.prepare(config) if rank == 0 else None
     if run is not None:
         run.claim(config)
-    told = share("" if run is None else str(run.path))
+    path, earlier_processes = share(None if run is None else [str(run.path), run.earlier_processes])
     if run is None:
-        config = replace(config, run_dir=str(Path(told) / "ranks" / str(rank)))
+        config = replace(config, run_dir=str(Path(path) / "ranks" / str(rank)))
         run = RunDirectory.prepare(config)
         run.claim(config)
+        run.earlier_processes = earlier_processes
     return run, config
 
 
-def generator_seed(seed: int, rank: int, resumed_at: int) -> int:
-    """Of what a rank draws actions with. Rank 0's is that of a run of one, whose state is part of a checkpoint."""
-    return seed if not rank else int(np.random.SeedSequence([seed, resumed_at, rank]).generate_state(1)[0])
+def generator_seed(seed: int, rank: int, earlier_processes: int) -> int:
+    """Return the seed of the generator that draws a rank's actions; rank 0's state is part of a checkpoint."""
+    return seed if not rank else int(np.random.SeedSequence([seed, earlier_processes, rank]).generate_state(1)[0])

@@ -22,7 +22,7 @@ from seedrl.errors import SeedrlError
 from seedrl.launching.children import Process
 from seedrl.launching.local import start_actor
 from seedrl.monitoring.statistics import bootstrap, iqm
-from seedrl.monitoring.words import duration
+from seedrl.monitoring.units import duration
 from seedrl.roles.policy_server import PolicyServer, settings_of
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import write_atomically

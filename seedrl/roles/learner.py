@@ -17,18 +17,18 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
-from seedrl.config import LearnerConfig, torch_threads
+from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, choose_device, own_stream
-from seedrl.errors import Diverged, RankLost, SeedrlError, ThreadDied
+from seedrl.errors import Diverged, RankLost, RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.learning.loop import POLL_SECONDS, TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
+from seedrl.monitoring.life import Running, Watched
 from seedrl.monitoring.monitor import Monitor
 from seedrl.policy import Policy
 from seedrl.roles.peers import Alone, Peers
 from seedrl.run.budget import budget_of, check_budget, check_store
-from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.context import ContextFile, State
 from seedrl.run.identity import ALONE, Identity
 from seedrl.run.membership import Membership
@@ -42,6 +42,7 @@ from seedrl.selectors import build_selector
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
+from seedrl.sizes import torch_threads
 from seedrl.specs import EnvSpec
 from seedrl.store import Store, StoreSizes
 from seedrl.v1 import inference_pb2 as pb
@@ -70,7 +71,7 @@ class LearnerProcess:
             config,
             self.serving,
             plan=planned_seats(config.actors),
-            job_seed=partial(session_seed, config.seed, _updates(self.checkpoint), rank=identity.rank),
+            job_seed=partial(session_seed, config.seed, self.run_directory.earlier_processes, rank=identity.rank),
             on_failure=self._thread_died,
             say=self.display.say,
             describe=lambda: self.monitor.status(),
@@ -81,19 +82,22 @@ class LearnerProcess:
             self.inference.sessions.agree(spec_of(self.checkpoint))
         self.rounds = self.peers.rounds(self.stop, self.inference, self.serving, self.saver)
         context_file = ContextFile(self.run_directory.path)
-        self.monitor = Monitor(
+        watched = Watched(
             config,
+            str(self.device),
             self.run_directory,
             self.serving,
             self.learning,
             self.inference.sessions,
             self.inference.batcher,
+            identity,
+        )
+        self.monitor = Monitor(
+            watched,
             say=self.display.say,
             desired_before=context_file.read_or_new().desired_actors,
-            identity=identity,
             progress=self.peers.shown_progress,
         )
-        self.monitor.device = str(self.device)
         self.membership = Membership(
             context_file,
             self.inference.sessions,
@@ -102,6 +106,7 @@ class LearnerProcess:
             newest_checkpoint=lambda: self.saver.newest,
             desired_actors=lambda: self.monitor.desired_actors,
             progress=self.peers.shown_progress,
+            incarnation=self.run_directory.earlier_processes + 1,
         )
         self.training: Training | None = None  # built as soon as the spaces are known
         self.clock = RunClock()
@@ -118,7 +123,7 @@ class LearnerProcess:
                 self._start_threads()
                 self._watch()
         except BaseException as error:
-            self.stop.ask("failed", str(error), error)
+            self.stop.fail(error)
         summary = self._shut_down()
         self.peers.leave()
         if self.stop.failure is not None:
@@ -133,13 +138,13 @@ class LearnerProcess:
 
     def _turn_away(self) -> None:
         """Stop being ready; runs in the thread that asks to stop."""
-        self.monitor.is_draining = True
+        self.monitor.set_draining()
         self.inference.server.set_ready(False)
 
     def _open(self) -> str:
         """Let actors and people find the learner from now on; return where."""
-        address = self.monitor.listen = self.inference.server.start()
-        self.monitor.start()
+        address = self.inference.server.start()
+        self.monitor.start(address)
         near = self.config.socket or address  # what people on this machine can reach without TLS
         self.membership.begin(near, self.monitor.address)
         self.display.say(f"learner: serving {self.config.env.id} at {address}; run directory {self.run_directory.path}")
@@ -165,7 +170,8 @@ class LearnerProcess:
     def _build(self, spec: EnvSpec) -> None:
         self.training = training = Training(self, spec)
         if self.checkpoint is not None:
-            self.clock = RunClock(training.resumable.restore(self.checkpoint, self.peers.identity.is_first))
+            is_first = self.peers.identity.is_first
+            self.clock = RunClock(training.resumable.restore(self.checkpoint, self.display.say, is_first))
             self.display.say(f"learner: resumed at {self.serving.env_steps:,} steps, {self.learning.updates:,} updates")
         else:
             self._set_initial_weights(training)
@@ -181,14 +187,16 @@ class LearnerProcess:
     def _start_threads(self) -> None:
         assert self.training is not None
         self.clock.start()
-        self.monitor.begin(self.training.store, self.training.policy, self.inference.batches, self.clock.seconds_before)
+        store = self.training.store
+        running = Running(store, store.columns.nbytes, self.training.policy, self.inference.batches)
+        self.monitor.begin(running, self.clock.seconds_before)
         self.training.thread.start()
         self.inference.begin(on_ready=self._become_ready)
 
     def _watch(self) -> None:
         first_version = self.learning.updates
         while not self.stop.wait(LOOK_SECONDS):
-            self.display.show(self.monitor.look())
+            self.display.show(self.monitor.sample())
             self.inference.server.set_live(self.monitor.is_alive)
             self.inference.server.rebalance()
             if self.monitor.is_ready:
@@ -223,10 +231,13 @@ class LearnerProcess:
     def _save_last(self) -> Counts | None:
         """Save after the threads have ended; return what all ranks have counted."""
         try:
-            return self.save()
+            counts = self.save()
         except RankLost as error:  # the run resumes from the checkpoint before
             self.stop.fail(error)
             return None
+        if self.saver.failure:
+            self.stop.fail(RunDirectoryError(f"the last checkpoint could not be written ({self.saver.failure})"))
+        return counts
 
     def _join_threads(self) -> None:
         """Wait until serving has paused and the learner has ended, each in time."""
@@ -278,12 +289,12 @@ class LearnerProcess:
         name = threading.current_thread().name
         failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
         failure.__cause__ = error if failure is not error else None
-        self.stop.ask("failed", str(failure), failure)
+        self.stop.fail(failure)
 
     def _become_ready(self) -> None:
         """Runs in the server thread."""
         if not self.stop.is_set():
-            self.monitor.is_ready = True
+            self.monitor.set_ready()
             self.inference.server.set_ready(True)
 
 
@@ -311,7 +322,7 @@ class Training:
             env_steps=lambda: process.rounds.progress.env_steps,
             prefer=self.store.prefer,
         )
-        seed = process.peers.generator_seed(config.seed, _updates(process.checkpoint))
+        seed = process.peers.generator_seed(config.seed, process.run_directory.earlier_processes)
         generator = torch.Generator(device).manual_seed(seed)
         self.resumable = Resumable(self.learner, generator, spec)
         self.loop = TrainingLoop(
@@ -372,11 +383,6 @@ def _peers(config: LearnerConfig, identity: Identity, device: torch.device) -> P
     from seedrl.ranks.peers import RankPeers
 
     return RankPeers(config, identity, device)
-
-
-def _updates(checkpoint: Checkpoint | None) -> int:
-    """Return the updates that a process begins with."""
-    return checkpoint.state["learning"]["updates"] if checkpoint is not None else 0
 
 
 def run_learner(config: LearnerConfig, identity: Identity) -> None:

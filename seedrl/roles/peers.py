@@ -61,7 +61,7 @@ class Peers(Protocol):
         """Return the spaces, once an actor of any process has announced them in Ready; call it after a round."""
         ...
 
-    def generator_seed(self, seed: int, resumed_at: int) -> int:
+    def generator_seed(self, seed: int, earlier_processes: int) -> int:
         """Return what seeds the sampling of actions."""
         ...
 
@@ -116,7 +116,7 @@ class Alone:
         spec = service.sessions.spec
         return spec.result() if spec.done() else None
 
-    def generator_seed(self, seed: int, resumed_at: int) -> int:
+    def generator_seed(self, seed: int, earlier_processes: int) -> int:
         return seed
 
     def learner(

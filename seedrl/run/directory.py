@@ -3,7 +3,7 @@
 config.yaml     the settings, complete
 context.json    state, members, counters and addresses, see context.py
 metrics.jsonl   one line of measurements every few seconds, more often in the first minute
-checkpoints/    see learning/checkpoint.py
+checkpoints/    see checkpoint.py
 logs/           what the actors of `seedrl run` print
 summary.json    written at every orderly end
 tensorboard/, wandb/, wandb_run_id.txt   if asked for, see monitoring/sinks.py
@@ -12,6 +12,7 @@ card.md         the run on one page, see trained/card.py
 policy.pt2, policy.onnx, videos/   by `seedrl export` and `seedrl record`
 """
 
+import contextlib
 import fcntl
 import json
 import math
@@ -20,7 +21,7 @@ import time
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import yaml
 
@@ -44,6 +45,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self.metrics = path / "metrics.jsonl"
+        self.earlier_processes = 0  # that have claimed this run before; known once it is claimed
 
     @classmethod
     def prepare(cls, config: LearnerConfig) -> "RunDirectory":
@@ -74,6 +76,14 @@ class RunDirectory:
             self._lock.close()
             raise RunDirectoryError(f"another learner is running in {self.path}; give another run_dir") from error
         write_atomically(self.path / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+        self._count_processes()
+
+    def _count_processes(self) -> None:
+        """Number the processes of a run, so that no two of them draw the same, even from the same checkpoint."""
+        path = self.path / ".processes"
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            self.earlier_processes = int(path.read_text())
+        write_atomically(path, f"{self.earlier_processes + 1}\n")
 
     def release(self) -> None:
         self._lock.close()
@@ -99,17 +109,27 @@ class RunDirectory:
         return restored(LearnerConfig, settings)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
+        """Add a line to metrics.jsonl. A line that a crash or a full disk has cut off ends before it."""
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(finite) + "\n")
+        with self.metrics.open("ab+") as file:
+            start = "\n" if _is_torn(file) else ""
+            file.write(f"{start}{json.dumps(finite)}\n".encode())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _is_ours(self) -> bool:
         return all(path.name in OURS or path.name.startswith(".") for path in self.path.iterdir())
+
+
+def _is_torn(file: BinaryIO) -> bool:
+    """Return whether the file has content that does not end with a line."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def plain(config: Any) -> dict[str, Any]:

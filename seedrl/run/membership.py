@@ -30,8 +30,9 @@ class Membership:
         newest_checkpoint: Callable[[], str],
         desired_actors: Callable[[], int],
         progress: Callable[[], Progress | None] = lambda: None,
+        incarnation: int = 1,
     ) -> None:
-        """`progress` is that of all ranks, if this one writes it down."""
+        """`progress` is that of all ranks, if this one writes it down; `incarnation` numbers the run's processes."""
         self._file = file
         self._sessions = sessions
         self._serving = serving
@@ -45,7 +46,7 @@ class Membership:
         self._streaming_then: set[int] = set()  # sessions
         self._resumed_at = learning.updates
         members = file.read_or_new().members
-        self._incarnation = members[LEARNER].incarnation + 1 if LEARNER in members else 1
+        self._incarnation = incarnation
         self._lives = {name: (0, member.incarnation) for name, member in members.items()}  # newest session, sessions
 
     def begin(self, address: str, metrics: str) -> None:

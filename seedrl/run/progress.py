@@ -12,7 +12,7 @@ from rich.table import Table
 
 from seedrl.config import Display, LearnerConfig
 from seedrl.monitoring.sampler import Row
-from seedrl.monitoring.words import duration
+from seedrl.monitoring.units import duration
 from seedrl.run.identity import ALONE, Identity
 
 PLAIN_SECONDS = 5.0

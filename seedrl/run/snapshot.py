@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from google.protobuf.json_format import MessageToDict, ParseDict
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint, Tensors
+from seedrl.run.saving import best_of
 from seedrl.run.totals import Counts, score_of
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
@@ -52,17 +54,31 @@ class Resumable:
         }
         return Checkpoint(tensors, state)
 
-    def restore(self, checkpoint: Checkpoint, is_first: bool = True) -> float:
-        """Puts a snapshot back, but for the counters; returns the seconds the run had taken.
+    def restore(self, checkpoint: Checkpoint, say: Callable[[str], None], is_first: bool = True) -> float:
+        """Restore everything but the counters; return the seconds the run had taken.
 
-        The generator is that of the first rank. Others have another one each.
+        The generator in a checkpoint is that of the first rank. The others have one each, seeded for every process.
         """
         state = checkpoint.state
         load_weights(self.learner.model, checkpoint)
         self.learner.load(checkpoint.tensors)
         if is_first:
-            self.generator.set_state(checkpoint.tensors["generator"])
+            self._restore_generator(checkpoint, say)
         return float(state["seconds"])
+
+    def _restore_generator(self, checkpoint: Checkpoint, say: Callable[[str], None]) -> None:
+        """Restore the random numbers, or seed them again if the checkpoint is from another kind of device."""
+        saved = checkpoint.tensors["generator"]
+        if saved.shape == self.generator.get_state().shape:
+            self.generator.set_state(saved)
+            return
+        updates = checkpoint.state["learning"]["updates"]
+        origin = np.random.SeedSequence([self.generator.initial_seed(), updates])
+        self.generator.manual_seed(int(origin.generate_state(1)[0]))
+        say(
+            f"learner: the checkpoint was written on another kind of device than {self.generator.device}, whose random "
+            f"numbers cannot be continued here; they are seeded again from the seed and {updates:,} updates"
+        )
 
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:
@@ -95,7 +111,7 @@ def chosen_checkpoint(run: Path, which: str, warn: Callable[[str], None]) -> Che
             raise ConfigError(f"there is no checkpoint in {directory} yet")
         return newest
     if which == BEST:
-        best = files.best(directory)
+        best = best_of(directory)
         if best is None:
             raise ConfigError(f"no checkpoint in {directory} has a score of 100 episodes; take checkpoint=newest")
         return files.load(best)

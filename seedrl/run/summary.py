@@ -10,7 +10,7 @@ from typing import Any
 from seedrl import __version__
 from seedrl.config import LearnerConfig
 from seedrl.metrics import LearningMetrics, ServingMetrics
-from seedrl.monitoring.monitor import trouble
+from seedrl.monitoring.reporting import trouble
 from seedrl.run.stopping import Stop
 from seedrl.run.totals import Counts, restore_counters
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import LearnerConfig, group_size
+from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
 from seedrl.rows import ENDED, RESET, Rows
 from seedrl.serving.seats import ON_POLICY, Exploration, Seat, Seats
+from seedrl.sizes import group_size
 from seedrl.specs import EnvSpec
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.codec import (
@@ -181,12 +182,12 @@ def check_message_size(config: LearnerConfig, spec: EnvSpec) -> None:
         )
 
 
-def session_seed(run_seed: int, resumed_at: int, session_id: int, rank: int = 0) -> int:
-    """Seeds a session's environments: unlike any other session's, also before a resume; the same if a run is repeated.
+def session_seed(run_seed: int, earlier_processes: int, session_id: int, rank: int = 0) -> int:
+    """Return the seed of a session's environments. It is the same if a run is repeated, and otherwise never twice.
 
-    `resumed_at` is the number of updates this process began with.
+    `earlier_processes` counts the learner processes that the run had before this one, whatever became of them.
     """
-    origin = [run_seed, resumed_at, session_id, *([rank] if rank else [])]
+    origin = [run_seed, earlier_processes, session_id, *([rank] if rank else [])]
     return int(np.random.SeedSequence(origin).generate_state(1)[0]) >> 2
 
 
@@ -196,7 +197,6 @@ class SessionTable:
 
     config: LearnerConfig
     job_seed: Callable[[int], int]  # session id → seed of its environments
-    seats: Seats  # of all slots
     plan: Sequence[Seat]  # the seats of each actor's environments
     check_spec: Callable[[EnvSpec], None] = lambda spec: None  # raises Mismatch for spaces that cannot be held
     spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
@@ -205,11 +205,14 @@ class SessionTable:
     is_open: bool = True  # for new sessions; those that are here go on
     exploration: Exploration = ON_POLICY  # of sessions to come
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of environments, by actor; "" for all
+    seats: Seats = field(init=False)  # of all slots
     _opened: int = 0
-    _free: list[int] = field(default_factory=list)
+    _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._free = list(range(self.config.serving.max_slots))
+        slots = self.config.serving.max_slots
+        self.seats = Seats(slots)
+        self._free = list(range(slots))
 
     def superseded_by(self, greeting: Hello) -> Session | None:
         """The open session of the same process, if this one is newer. Raises Superseded if it is not."""

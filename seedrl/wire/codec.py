@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import modules_of
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted
+from seedrl.plugins import modules_of
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import (
     DTYPES,

@@ -44,7 +44,7 @@ def test_learner_with_evaluation_slots_trains_on_the_others_only_and_a_resumed_r
     learner = start_learner(**SETTINGS)
     start_actor(learner.address)
     eventually(lambda: learner.service.serving.eval_episodes >= 120 and learner.service.learning.updates > 20)
-    status = eventually(lambda: learner.service.monitor.status() if learner.service.monitor._row else None)
+    status = eventually(lambda: found if (found := learner.service.monitor.status()).row else None)
     summary = learner.stop()
     assert set(range(8)) - {0, 4} == TRAINED
 

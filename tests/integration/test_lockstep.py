@@ -54,6 +54,17 @@ def test_lockstep_run_with_the_same_seed_repeats_bit_for_bit(lockstep_runs: dict
     assert summary_of(lockstep_runs["one"])["updates"] > 0
 
 
+def test_lockstep_runs_that_are_resumed_alike_repeat_bit_for_bit(
+    shared: Commands, lockstep_runs: dict[str, Path]
+) -> None:
+    settings = ("seed=3", "lockstep=true", "actors.evaluation=0.25", "stop.env_steps=2500", *SMALL)
+    runs = [lockstep_runs["one"], lockstep_runs["again"]]
+    before = final_tensors(runs[0])
+    for process in [shared.start("run", f"run_dir={run}", *settings) for run in runs]:
+        assert process.wait(110.0) == 0, process.err
+    assert final_tensors(runs[0]) == final_tensors(runs[1]) != before
+
+
 def test_lockstep_run_with_another_seed_differs(lockstep_runs: dict[str, Path]) -> None:
     one, other = final_tensors(lockstep_runs["one"]), final_tensors(lockstep_runs["other"])
     assert one.keys() == other.keys()

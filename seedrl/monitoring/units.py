@@ -1,8 +1,8 @@
-"""Numbers as people read them."""
+"""Numbers as people read them: durations and sizes. Knows nothing of what they measure."""
 
 
 def duration(seconds: float) -> str:
-    """h:mm:ss, or m:ss."""
+    """Format as h:mm:ss, or as m:ss below an hour."""
     minutes, seconds = divmod(int(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -45,11 +45,11 @@ class Load:
         self.config = LearnerConfig()
         self.config.actors.count, self.config.actors.at_most = count, at_most
         self.config.serving.max_slots = 100_000
-        self.demand = Autoscaler(self.config, before)
+        self.autoscaler = Autoscaler(self.config, before)
         self.capacity, self.served, self.cores, self.noise = capacity, served, cores, noise
         self.start_up, self.follow = start_up, follow
         self.now = 0.0
-        self.lag = 1.0
+        self.lag, self.reuse = 1.0, 1.0
         self.begins = [0.0] * actors  # when each actor joins
         self.history: list[int] = []  # the number after each look
         self._random = random.Random(7)
@@ -66,7 +66,7 @@ class Load:
             self.now += LOOK
             self._window.append(self._flow())
             row = self.row()
-            self.history.append(self.demand.look(row, diagnose(row, self.config).bottleneck))
+            self.history.append(self.autoscaler.update(row, diagnose(row, self.config).bottleneck))
             if self.follow and self.now % 2 == 0:
                 self._follow(self.history[-1])
         return self
@@ -78,7 +78,7 @@ class Load:
         return {
             **{"seconds": self.now, "actors": self.joined, "updates": self._updates, "policy_lag": self.lag},
             **shares | parts | zeros,
-            "store_fill": self._store / self._room,
+            "reuse": self.reuse,
         }
 
     def _flow(self) -> dict[str, float]:
@@ -125,9 +125,9 @@ class Load:
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.2])
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 40, 300])
 @pytest.mark.parametrize("first", [1, 30, 600])
-def test_demand_converges_from_below_and_above_and_stays(needed: int, first: int, noise: float) -> None:
+def test_autoscaler_converges_from_below_and_above_and_stays(needed: int, first: int, noise: float) -> None:
     load = Load(capacity=needed * STEPS, actors=first, noise=noise, before=first).run(400)
-    assert 0.88 * needed <= load.demand.desired <= max(1.13 * needed, needed + bool(noise))
+    assert 0.88 * needed <= load.autoscaler.desired <= max(1.13 * needed, needed + bool(noise))
     assert load.turns <= 1
     settled = len(load.changes)
     load.run(1800)
@@ -136,32 +136,32 @@ def test_demand_converges_from_below_and_above_and_stays(needed: int, first: int
 
 
 @pytest.mark.parametrize("start_up", [0.5, 5.0, 20.0, 60.0])
-def test_demand_with_slow_starters_does_not_ask_for_more_and_more(start_up: float) -> None:
+def test_autoscaler_with_slow_starters_does_not_ask_for_more_and_more(start_up: float) -> None:
     load = Load(capacity=6 * STEPS, start_up=start_up, noise=0.1).run(600)
-    assert load.demand.desired == 6
+    assert load.autoscaler.desired == 6
     assert max(load.history) == 6
     assert load.turns == 0
 
 
-def test_demand_follows_a_change_of_capacity_up_quickly_and_down_slowly() -> None:
+def test_autoscaler_follows_a_change_of_capacity_up_quickly_and_down_slowly() -> None:
     load = Load(capacity=4 * STEPS, noise=0.1).run(120)
-    assert load.demand.desired == 4
+    assert load.autoscaler.desired == 4
     load.capacity, began = 12 * STEPS, load.now
-    while load.demand.desired < 8:
+    while load.autoscaler.desired < 8:
         load.run(LOOK)
     assert load.now - began < 20
     load.run(120)
-    assert 11 <= load.demand.desired <= 12
+    assert 11 <= load.autoscaler.desired <= 12
     load.capacity, began = 4 * STEPS, load.now
-    while load.demand.desired > 6:
+    while load.autoscaler.desired > 6:
         load.run(LOOK)
     assert DOWN_SECONDS < load.now - began < 3 * DOWN_SECONDS
     load.run(300)
-    assert load.demand.desired in (4, 5)
+    assert load.autoscaler.desired in (4, 5)
     assert load.turns == 1
 
 
-def test_demand_of_a_capacity_that_swings_faster_than_patience_does_not_shrink() -> None:
+def test_autoscaler_of_a_capacity_that_swings_faster_than_patience_does_not_shrink() -> None:
     """As with checkpoints, or a learner that shares its machine: ten seconds fast, ten seconds slow."""
     load = Load(capacity=4 * STEPS).run(100)
     for _ in range(30):
@@ -173,53 +173,71 @@ def test_demand_of_a_capacity_that_swings_faster_than_patience_does_not_shrink()
 
 
 @pytest.mark.parametrize(("capacity", "expected"), [(100 * STEPS, 5), (0.2 * STEPS, 2), (3 * STEPS, 3)])
-def test_demand_stays_within_count_and_at_most(capacity: float, expected: int) -> None:
+def test_autoscaler_stays_within_count_and_at_most(capacity: float, expected: int) -> None:
     load = Load(capacity, actors=2, count=2, at_most=5).run(600)
-    assert load.demand.desired == expected
+    assert load.autoscaler.desired == expected
     assert all(2 <= number <= 5 for number in load.history)
 
 
-def test_demand_is_never_more_than_there_are_slots_for() -> None:
+def test_autoscaler_is_never_more_than_there_are_slots_for() -> None:
     load = Load(capacity=100 * STEPS)
     load.config.serving.max_slots = 10 * load.config.actors.envs
-    load.demand = Autoscaler(load.config)
-    assert load.run(600).demand.desired == 10
+    load.autoscaler = Autoscaler(load.config)
+    assert load.run(600).autoscaler.desired == 10
 
 
 @pytest.mark.parametrize("ranks", [{"count": 4}, {"count": 2, "separate": True}])
-def test_demand_of_several_ranks_is_for_the_share_of_one(ranks: dict[str, Any]) -> None:
+def test_autoscaler_of_several_ranks_is_for_the_share_of_one(ranks: dict[str, Any]) -> None:
     load = Load(capacity=100 * STEPS, count=4, at_most=16)
     for name, value in ranks.items():
         setattr(load.config.ranks, name, value)
-    load.demand = Autoscaler(load.config)
-    seen = load.demand.desired, load.run(600).demand.desired
+    load.autoscaler = Autoscaler(load.config)
+    seen = load.autoscaler.desired, load.run(600).autoscaler.desired
     assert seen == ((4, 16) if "separate" in ranks else (1, 4))
 
 
 @pytest.mark.parametrize("served", [1.2, 0.6])
-def test_demand_does_not_grow_while_inference_is_the_limit(served: float) -> None:
+def test_autoscaler_does_not_grow_while_inference_is_the_limit(served: float) -> None:
     """Three actors, of which inference can answer two fifths or one: most of a cycle is spent there."""
     load = Load(capacity=10 * STEPS, actors=3, before=3, served=served * STEPS, noise=0.1).run(600)
     assert load.changes == [3]
 
 
-def test_demand_does_not_grow_on_and_on_where_the_cores_are_all_taken() -> None:
+def test_autoscaler_does_not_grow_on_and_on_where_the_cores_are_all_taken() -> None:
     """More actors share what there is: the environments stay the limit, and nothing is gained."""
     load = Load(capacity=20 * STEPS, cores=2 * STEPS, noise=0.05).run(1800)
-    assert load.demand.desired <= 4
+    assert load.autoscaler.desired <= 4
     assert load.turns == 0
     load.cores = 1e9  # other machines have come
-    assert load.run(600).demand.desired >= 18
+    assert load.run(600).autoscaler.desired >= 18
 
 
-def test_demand_grows_no_more_once_what_is_trained_on_is_too_old() -> None:
+def test_autoscaler_grows_no_more_once_what_is_trained_on_is_too_old() -> None:
     load = Load(capacity=20 * STEPS)
     load.lag = 50.0
-    assert load.run(300).demand.desired == 1
+    assert load.run(300).autoscaler.desired == 1
+
+
+@pytest.mark.parametrize("needed", [2, 7])
+@pytest.mark.parametrize("first", [1, 30])
+def test_autoscaler_with_replay_follows_who_waits_although_the_data_is_old(needed: int, first: int) -> None:
+    """A ring of old unrolls is always full, and each is used many times; a limiter couples acting and training."""
+    load = Load(capacity=needed * STEPS, actors=first, noise=0.1, before=first)
+    load.lag, load.reuse = 500.0, 8.0
+    assert needed <= load.run(400).autoscaler.desired <= needed + 1
+    assert load.turns <= 1
+
+
+def test_autoscaler_with_several_passes_is_still_limited_by_the_policy_lag() -> None:
+    load = Load(capacity=20 * STEPS)
+    load.config.algorithm.passes = 4
+    load.autoscaler = Autoscaler(load.config)
+    load.lag, load.reuse = 50.0, 4.0
+    assert load.run(300).autoscaler.desired == 1
 
 
 @pytest.mark.parametrize("silent", ["nobody connected", "nobody steps", "no update"])
-def test_demand_without_anything_to_measure_stays(silent: str) -> None:
+def test_autoscaler_without_anything_to_measure_stays(silent: str) -> None:
     load = Load(capacity=4 * STEPS, actors=8, before=8).run(5)
     load.follow = False
     if silent == "nobody connected":
@@ -231,19 +249,19 @@ def test_demand_without_anything_to_measure_stays(silent: str) -> None:
     assert set(load.run(600).history) == {8}
 
 
-def test_demand_of_a_restarted_learner_begins_where_it_was() -> None:
+def test_autoscaler_of_a_restarted_learner_begins_where_it_was() -> None:
     load = Load(capacity=4 * STEPS).run(120)
-    again = Load(capacity=4 * STEPS, actors=0, before=load.demand.desired, start_up=10).run(120)
+    again = Load(capacity=4 * STEPS, actors=0, before=load.autoscaler.desired, start_up=10).run(120)
     assert again.changes == [4]
 
 
-def test_demand_that_nobody_follows_asks_for_no_more_than_twice_what_is_there() -> None:
+def test_autoscaler_that_nobody_follows_asks_for_no_more_than_twice_what_is_there() -> None:
     load = Load(capacity=40 * STEPS, actors=3, follow=False, noise=0.1).run(600)
-    assert load.demand.desired == 6
+    assert load.autoscaler.desired == 6
     assert load.turns == 0
 
 
-def autoscaler(load: Load, seconds: float) -> None:
+def kubernetes(load: Load, seconds: float) -> None:
     """As Kubernetes has it: looks every 15 s, goes up at once and down to the largest number of the last minutes."""
     load.follow = False
     for _ in range(round(seconds / 15)):
@@ -251,8 +269,8 @@ def autoscaler(load: Load, seconds: float) -> None:
         load._follow(max(load.history[-600:]))
 
 
-@pytest.mark.parametrize("follower", [autoscaler, lambda load, seconds: load.run(seconds)])
-def test_demand_converges_whoever_follows_it(follower: Callable[[Load, float], Any]) -> None:
+@pytest.mark.parametrize("follower", [kubernetes, lambda load, seconds: load.run(seconds)])
+def test_autoscaler_converges_whoever_follows_it(follower: Callable[[Load, float], Any]) -> None:
     load = Load(capacity=9 * STEPS, noise=0.15, start_up=20)
     follower(load, 900)
     assert 8 <= len(load.begins) <= 10

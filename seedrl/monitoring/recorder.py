@@ -1,0 +1,92 @@
+"""Samples a running learner: a row of measurements, the verdict on it, and what is written down of them.
+
+Knows nothing of who reads the rows.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from seedrl.monitoring.autoscale import Autoscaler
+from seedrl.monitoring.diagnosis import diagnose
+from seedrl.monitoring.history import History
+from seedrl.monitoring.life import Life, Watched
+from seedrl.monitoring.sampler import Row, Sampler, Totals
+from seedrl.monitoring.sinks import Sinks
+from seedrl.run.stopping import Progress
+from seedrl.status import Verdict
+
+ROW_SECONDS = 5.0  # between rows of metrics.jsonl
+EARLY_SECONDS = 60.0  # every sample is written down until then, so that a short run leaves a curve, too
+SAMPLES = 10  # that a row covers
+
+
+class Recorder:
+    """Methods belong to the main thread; any thread may read the newest `row` and `verdict`."""
+
+    def __init__(
+        self,
+        watched: Watched,
+        life: Life,
+        say: Callable[[str], None],
+        desired_before: int,
+        progress: Callable[[], Progress | None],
+    ) -> None:
+        """`desired_before` is the number of actors that the previous process of the run could use."""
+        self._watched = watched
+        self._life = life
+        self._progress = progress
+        self._sinks = Sinks(watched.run_directory, watched.config, say)
+        self._sampler: Sampler | None = None  # once the learner runs
+        self._window: deque[Totals] = deque(maxlen=SAMPLES)
+        self._written = 0.0  # when, in seconds of the run
+        self.autoscaler = Autoscaler(watched.config, desired_before)
+        self.history = History()
+        self.row: Row = {}
+        self.verdict = Verdict()
+
+    def begin(self, seconds_before: float) -> None:
+        """Sample from now on. `seconds_before` is what the run has taken in earlier processes."""
+        watched = self._watched
+        self._sampler = Sampler(
+            watched.config, watched.serving, watched.learning, watched.sessions, seconds_before, progress=self._progress
+        )
+        now = self._sampler.totals()
+        self._written = now["time"]
+        self._window.append(now)
+        self.history.load(watched.run_directory.metrics)
+
+    def sample(self, is_last: bool = False) -> Row:
+        """Return what has happened over the last few samples; write it down now and then, and if it is the last."""
+        assert self._sampler is not None
+        now = self._sampler.totals()
+        row = self._sampler.row(self._window[0], now)
+        self.verdict = diagnose(row, self._watched.config)
+        self.row = row = {**row, **self._about(row)}
+        self._window.append(now)
+        if is_last or now["time"] - self._written >= (ROW_SECONDS if now["time"] > EARLY_SECONDS else 0.0):
+            self._written = now["time"]
+            self.history.add(row)
+            self._sinks.write(row)
+        return row
+
+    def close(self, summary: Row) -> None:
+        """Take a last sample if the learner ran, and end what is written."""
+        if self._sampler is not None:
+            self.sample(is_last=True)
+        self._sinks.close(summary)
+
+    @property
+    def groups(self) -> int:
+        """Return the requests that can be under way at once."""
+        return self._sampler.groups if self._sampler else 0
+
+    def _about(self, row: Row) -> Row:
+        """Return what a row has besides the measurements: the process, its store and the verdict."""
+        store = self._life.running.store if self._life.running else None
+        return {
+            "rank": self._watched.identity.rank,
+            "ranks": self._watched.identity.world_size,
+            "store_fill": store.ready / store.capacity if store else 0.0,
+            "bottleneck": self.verdict.bottleneck,
+            "desired_actors": self.autoscaler.update(row, self.verdict.bottleneck),
+        }
