@@ -1,12 +1,16 @@
-# What people and CI do with this repository, by name. `make` alone lists it.
+# The commands that people and CI use in this repository. `make` alone lists them.
 #
 # Everything runs in .venv, which is made from PYTHON on first use and brought up to date whenever pyproject.toml or
-# constraints.txt change. ARGS is handed on: make train ARGS="env=pong", make test ARGS="-k batcher".
+# constraints.txt change. Training needs the packages of `.[all,plot]` only; linters, test tools and every optional
+# feature come with the first target that needs them (`.[dev]`, some 2 GB more).
+# ARGS is passed on: make train ARGS="env=pong", make test ARGS="-k batcher".
 
 PYTHON ?= python3
 BIN := .venv/bin
-READY := .venv/.installed
-INSTALL := -m pip install -q --disable-pip-version-check
+TRAINING := .venv/.installed
+DEV := .venv/.dev
+# Without compiling: Python compiles the few modules that are imported when they are, and 2 GB hold many more.
+INSTALL := -m pip install -q --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
 .PHONY: help train test test-long test-cluster test-learning chaos soak lint bench proto dashboards reference manifests tools constraints wheel clean
@@ -14,54 +18,54 @@ INSTALL := -m pip install -q --disable-pip-version-check
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
-train: $(READY) ## train CartPole with live progress; ARGS="env=pong" for something else
+train: $(TRAINING) ## train CartPole with live progress; ARGS="env=pong" for something else
 	@$(BIN)/seedrl run $(ARGS)
 
-test: lint tools ## lint, then run every test that takes seconds: five minutes in all
+test: lint tools ## lint, then run every test that takes seconds; five minutes in all
 	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
-test-long: $(READY) tools ## run the tests of whole commands and many processes: some minutes more
+test-long: $(DEV) tools ## run the tests of whole commands and of many processes; some minutes more
 	$(BIN)/pytest -m 'long and not chaos' -n auto --dist loadscope $(ARGS)
 
-test-cluster: $(READY) tools ## run the tests of ranks, hosts, Ray and pods: ten minutes more
+test-cluster: $(DEV) tools ## run the tests of ranks, hosts, Ray and pods; ten minutes more
 	$(BIN)/pytest -m cluster $(ARGS)
 
-test-learning: $(READY) ## run the slow tests: does it still learn?
+test-learning: $(DEV) ## run the slow tests that train until something is learned
 	$(BIN)/pytest -m slow --timeout=1800 $(ARGS)
 
-chaos: $(READY) tools ## inject faults for some minutes: kills, cuts, loss, clock jumps, floods; CYCLES=10000 for all of C10
-	@$(BIN)/python $(INSTALL) atheris || echo "no atheris here: the decoder goes unfuzzed"
+chaos: $(DEV) tools ## inject faults for some minutes: kills, cuts, loss, clock jumps, floods; CYCLES=10000 for all of C10
+	@$(BIN)/python $(INSTALL) atheris || echo "atheris cannot be installed here, so the decoder is not fuzzed"
 	$(BIN)/pytest -m chaos -s $(ARGS)
 
 MINUTES ?= 30
-soak: $(READY) ## train for MINUTES=30 with a fault every 30 s; the report goes to docs/soak.md
+soak: $(DEV) ## train for MINUTES=30 with a fault every 30 s; the report goes to docs/soak.md
 	$(BIN)/python -m tests.chaos.soak minutes=$(MINUTES) $(ARGS)
 
-lint: $(READY) ## check style, format and types
+lint: $(DEV) ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY) ## measure everything, into bench/RESULTS.md; ARGS="stage=service out=results.json" for one stage only
+bench: $(DEV) ## measure everything, into bench/RESULTS.md; ARGS="stage=service out=results.json" for one stage only
 	$(BIN)/seedrl bench $(or $(ARGS),out=bench/results/results.json)
 	$(if $(ARGS),,$(BIN)/seedrl bench render bench/results/results.json bench/RESULTS.md)
 
-proto: $(READY) ## generate seedrl/v1 from proto/
+proto: $(DEV) ## generate seedrl/v1 from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/seedrl/v1/*.proto
 
-dashboards: $(READY) ## make the Grafana dashboard and the Prometheus console from seedrl/monitoring/panels.py
+dashboards: $(TRAINING) ## make the Grafana dashboard and the Prometheus console from seedrl/monitoring/panels.py
 	$(BIN)/python -m seedrl.monitoring.dashboards conf/observability
 
 tools: ## install Prometheus, Chromium, Qt and iptables, which some tests use, if this is Debian or Ubuntu and we are root
 	@bash .ci/tools
 
-reference: $(READY) ## write docs/metrics.md from the declarations
+reference: $(TRAINING) ## write docs/metrics.md from the declarations
 	$(BIN)/python -m seedrl.monitoring.reference > docs/metrics.md
 
-manifests: $(READY) ## write tests/golden/kubernetes anew, after a change of what `seedrl render` writes
+manifests: $(DEV) ## write tests/golden/kubernetes again, after a change of what `seedrl render` writes
 	$(BIN)/python -m tests.manifests
 
-constraints: ## pin anew, in constraints.txt, everything that `.[dev]` installs
+constraints: ## update constraints.txt to pin everything that `.[dev]` installs today
 	@clean=$$(mktemp -d) && trap 'rm -rf "$$clean"' EXIT && \
 	$(PYTHON) -m venv "$$clean/venv" && \
 	grep '^torch==' constraints.txt > "$$clean/torch" && \
@@ -70,17 +74,22 @@ constraints: ## pin anew, in constraints.txt, everything that `.[dev]` installs
 	{ grep '^#' constraints.txt; sed -e '/^pip==/d' -e 's/+.*//' "$$clean/freeze"; } > "$$clean/constraints" && \
 	cp "$$clean/constraints" constraints.txt
 
-wheel: $(READY) ## build dist/seedrl-*.whl
+wheel: $(DEV) ## build dist/seedrl-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
-clean: ## remove everything made here, .venv included; runs/ stays
+clean: ## remove everything that make has made, .venv included, but keep runs/
 	rm -rf .venv dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml constraints.txt
+$(TRAINING): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || { \
 		$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("seedrl needs Python 3.11 or newer and $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.11")' && \
 		$(PYTHON) -m venv --clear .venv; }
-	@echo "installing into .venv; the first time this takes some minutes"
+	@echo "installing what training needs into .venv"
+	@$(BIN)/python $(INSTALL) -c constraints.txt -e '.[all,plot]'
+	@touch $@
+
+$(DEV): $(TRAINING)
+	@echo "installing the development tools into .venv; the first time this takes some minutes"
 	@$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@

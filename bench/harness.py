@@ -189,9 +189,9 @@ def for_a_while(works: Mapping[Side, Callable[[], int]], seconds: float) -> dict
 
 
 def run_for(seconds: float, work: Callable[[], int]) -> Turn:
-    """Repeats `work`, which returns how much it did, for a while; CPU is of this process."""
+    """Repeat `work`, which returns how much it did, for `seconds` and until it did something; CPU is this process's."""
     count, began, cpu = 0, time.perf_counter(), time.process_time()
-    while time.perf_counter() - began < seconds:
+    while not count or time.perf_counter() - began < seconds:
         count += work()
     return Turn(count, time.perf_counter() - began, time.process_time() - cpu)
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from bench.harness import Report, against_floor
-from bench.rig import CPU
+from bench.rig import CPU, Overwritten
 from seedrl.actions import Actions
 from seedrl.config import BenchConfig, ModelConfig
 from seedrl.metrics import ServingMetrics
@@ -12,10 +12,11 @@ from seedrl.models.build import build_model
 from seedrl.policy import Policy
 from seedrl.rows import RESET, Rows
 from seedrl.serving.inference import Inference
+from seedrl.serving.seats import Seats
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import Slots
 from seedrl.specs import ArraySpec, EnvSpec, discrete
-from seedrl.store import Store
+from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelInput
 
 FRAME_STACK = 4
@@ -43,14 +44,14 @@ class ServingPath:
     def __init__(self, rows: int, model: str = "nature") -> None:
         self._rows = rows
         self._model = build_model(ModelConfig(name=model), STACKED, seed=1)
-        self._store = Store(
-            SPEC, slots=rows, capacity=4 * rows, unroll_length=20, frame_stack=FRAME_STACK, core_size=0, device=CPU
-        )
+        sizes = StoreSizes(rows, capacity=4 * rows, unroll_length=20, frame_stack=FRAME_STACK, core_size=0)
+        store = Store(SPEC, Overwritten(), sizes, CPU)
         self._inference = Inference(
             Policy(self._model, version=0),
             Actions(SPEC),
             Slots(rows, Actions(SPEC), FRAME_STACK, 0, CPU),
-            self._store,
+            Seats(rows),
+            store,
             ServingMetrics(),
             generator=torch.Generator().manual_seed(1),
             device=CPU,
@@ -70,7 +71,6 @@ class ServingPath:
     def serve(self) -> int:
         self._inference.run([self._request])
         self._inference.finish_unrolls()
-        self._store.discard()
         return self._rows
 
     @torch.inference_mode()

@@ -7,13 +7,16 @@ from bench.harness import Report, against_floor
 from bench.inference import FRAME, FRAME_STACK, SPEC, STACKED
 from bench.rig import CPU
 from seedrl.actions import Actions
+from seedrl.algorithms.build import build_algorithm
+from seedrl.columns import Record
 from seedrl.config import BenchConfig, LearnerConfig, ModelConfig
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
 from seedrl.models.build import build_model
 from seedrl.policy import Policy
-from seedrl.store import Record, Store
-from seedrl.types import ModelOutput
+from seedrl.selectors import Fifo
+from seedrl.store import Store, StoreSizes
+from seedrl.types import ModelOutput, Ticket
 
 HEADLINE_UNROLLS = 32
 
@@ -38,42 +41,44 @@ class FullStore:
         config = LearnerConfig()
         config.algorithm.batch_size = unrolls
         self._model = build_model(ModelConfig(name=model), STACKED, seed=1)
-        self._store = Store(
-            SPEC,
-            slots=1,
-            capacity=unrolls,
-            unroll_length=config.algorithm.unroll_length,
-            frame_stack=FRAME_STACK,
-            core_size=0,
-            device=CPU,
-        )
-        policy = Policy(self._model, version=0)
+        sizes = StoreSizes(1, unrolls, config.algorithm.unroll_length, FRAME_STACK, core_size=0)
+        self._store = Store(SPEC, Fifo(), sizes, CPU)
+        self._policy = Policy(self._model, version=0)
         self._learner = Learner(
-            config, self._model, Actions(SPEC), self._store, policy, LearningMetrics(), env_steps=lambda: 0
+            config,
+            self._model,
+            build_algorithm(config.algorithm, Actions(SPEC), self._model),
+            LearningMetrics(),
+            env_steps=lambda: 0,
+            prefer=self._store.prefer,
         )
         self._write_noise(unrolls)
         self._fill()
-        self._batch = self._store.gather(np.arange(1, unrolls + 1))
+        ticket = Ticket(np.arange(1, unrolls + 1), np.zeros(unrolls, np.int64))
+        self._batch = self._store.columns.gather(ticket, np.ones(unrolls, np.float32))
+        self._unrolls = unrolls
         self._steps = unrolls * config.algorithm.unroll_length
 
     def _write_noise(self, unrolls: int) -> None:
         """Frames, rewards and logits as a run might have them: gradients that vanish have another cost."""
         entry = np.arange(1, unrolls + 1)
         random = np.random.default_rng(1)
-        for t in range(self._store.unroll_length + 1):
+        for t in range(self._store.columns.unroll_length + 1):
             age = np.full(unrolls, min(t, FRAME_STACK - 1))
             action = random.integers(0, SPEC.policy_size, unrolls)
             reward = random.standard_normal(unrolls, np.float32)
             frames = random.integers(0, 255, (unrolls, *FRAME.shape), np.uint8)
             logits = 0.1 * random.standard_normal((unrolls, SPEC.policy_size), np.float32)
-            place = self._store.place(entry, np.full(unrolls, t), age)
-            self._store.write_frames(place.frame, frames)
+            place = self._store.columns.locate(entry, np.full(unrolls, t), age)
+            self._store.columns.write_frames(place.frame, frames)
             record = Record(reward, np.zeros(unrolls, np.uint8), age, action, action, policy_version=np.array(0))
-            self._store.write_rows(place, record, ModelOutput(torch.from_numpy(logits), torch.zeros(unrolls)))
+            self._store.columns.write_rows(place, record, ModelOutput(torch.from_numpy(logits), torch.zeros(unrolls)))
 
     def update(self) -> int:
-        self._learner.update(timeout=1.0)
-        self._learner.publish()
+        unrolls = self._store.take(self._unrolls, timeout=0)
+        assert unrolls is not None
+        self._learner.train(unrolls)
+        self._learner.publish(self._policy)
         self._fill()
         return self._steps
 
@@ -84,4 +89,4 @@ class FullStore:
         return self._steps
 
     def _fill(self) -> None:
-        self._store.commit(self._store.reserve(self._store.capacity).tolist())
+        self._store.commit(self._store.reserve(self._store.capacity))

@@ -26,6 +26,7 @@ from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.exposition import Exposition
 from seedrl.monitoring.sampler import Sampler
 from seedrl.roles.learner import LOOK_SECONDS, LearnerProcess
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import SessionTable
 from seedrl.wire.codec import Hello
 
@@ -70,7 +71,7 @@ def add_share(report: Report, config: BenchConfig, name: str, work: Callable[[],
 def one_look(serving: ServingMetrics, learning: LearningMetrics) -> Callable[[], Any]:
     """What the main thread does twice a second, and writes down now and then."""
     config = LearnerConfig()
-    sessions = SessionTable(config, job_seed=lambda session: session)
+    sessions = SessionTable(config, lambda session: session, planned_seats(config.actors))
     sessions.join(Hello("bench"))
     sampler = Sampler(config, serving, learning, sessions)
     before = sampler.totals()

@@ -16,25 +16,23 @@ from torch import Tensor, nn
 
 from seedrl.actions import Actions
 from seedrl.config import LearnerConfig
+from seedrl.errors import ThreadDied
 from seedrl.metrics import ServingMetrics
 from seedrl.models.base import ActorCritic
 from seedrl.models.mlp import TinyEncoder
 from seedrl.policy import Policy
 from seedrl.rows import RESET
-from seedrl.serving.balance import Balance
-from seedrl.serving.batch_loop import BatchLoop
-from seedrl.serving.batcher import Batcher
-from seedrl.serving.inference import Inference
-from seedrl.serving.server import Server
-from seedrl.serving.sessions import Request, SessionTable
-from seedrl.serving.slots import Slots
+from seedrl.selectors import Entries, Fifo
+from seedrl.serving.seats import planned_seats
+from seedrl.serving.service import InferenceService
 from seedrl.specs import EnvSpec
 from seedrl.status import Status
-from seedrl.store import Store
+from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.v1 import inference_pb2 as pb
 
 CPU = torch.device("cpu")
+STOP_SECONDS = 10.0
 
 
 class NullModel(nn.Module):
@@ -73,8 +71,15 @@ class PacedModel(ActorCritic):
         return super().forward(inputs, core_state)
 
 
+class Overwritten(Fifo):
+    """A queue that nobody reads: the oldest unrolls make room for new ones."""
+
+    def evict(self, count: int) -> Entries:
+        return self.pick(min(count, len(self))).entries
+
+
 class ServingRig:
-    """Serves at `address` until closed. `metrics` counts what it served."""
+    """Serves at `address` until closed; `metrics` counts what it served. Owned by the main thread."""
 
     def __init__(self, config: LearnerConfig, make_model: Callable[[EnvSpec], nn.Module]) -> None:
         self.config = config
@@ -82,38 +87,28 @@ class ServingRig:
         self._make_model = make_model
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
-        serving = config.serving
-        self._batcher: Batcher[Request] = Batcher(serving.max_rows, serving.min_rows, serving.max_wait)
-        self._sessions = SessionTable(config, job_seed=lambda session_id: session_id)
-        self._server = Server(
+        self._service = InferenceService(
             config,
-            self._sessions,
-            Balance(self._sessions),
-            self._batcher,
             self.metrics,
+            plan=planned_seats(config.actors),
+            job_seed=lambda session_id: session_id,
             on_failure=self._fail,
             say=lambda text: None,
             describe=lambda: Status("running", "", config.env.id, "cpu", "", "", "", 0),
         )
-        self._builder = threading.Thread(target=self._guard, args=(self._build_and_drain,), name="drain")
+        self._builder = threading.Thread(target=self._build_and_serve, name="builder")
 
     def __enter__(self) -> "ServingRig":
-        self._server.start()
+        self._service.server.start()
         self._builder.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._builder.join()
-        self._server.stop(pb.Control.COMMAND_END, "measured")
+        self._service.server.stop(pb.Control.COMMAND_END, "measured")
         if self._failure is not None:
             raise self._failure
-
-    def _guard(self, loop: Callable[[], None]) -> None:
-        try:
-            loop()
-        except BaseException as error:
-            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -121,47 +116,37 @@ class ServingRig:
 
     @property
     def served(self) -> int:
-        """Actors that have sent a request."""
-        return sum(not (session.expects == RESET).all() for session in self._sessions.open.values())
+        """Return the number of actors that have sent a request."""
+        return sum(not (session.expects == RESET).all() for session in self._service.sessions.open.values())
 
-    def _build_and_drain(self) -> None:
-        while not self._sessions.spec.done():
-            if self._stopping.wait(0.01):
-                return
+    def _build_and_serve(self) -> None:
+        """Runs in a thread of its own, because the spaces are known only once an actor has joined."""
+        try:
+            while not self._service.sessions.spec.done():
+                if self._stopping.wait(0.01):
+                    return
+            self._build(self._service.sessions.spec.result())
+            self._service.begin(on_ready=lambda: None)
+            self._stopping.wait()
+            self._service.pause()
+            if not self._service.wait(STOP_SECONDS):
+                raise ThreadDied(f"the last batch was not over within {STOP_SECONDS:g} s")
+        except BaseException as error:
+            self._fail(error)
+
+    def _build(self, spec: EnvSpec) -> None:
         torch.set_num_threads(1)
-        store, batches = self._build(self._sessions.spec.result())
-        serving = self._server.run(batches.run())
-        while not self._stopping.wait(0.005):
-            store.discard()  # what a learner would train on is freed unread
-        batches.stop()
-        serving.result(timeout=10)
-
-    def _build(self, spec: EnvSpec) -> tuple[Store, BatchLoop]:
         config = self.config
-        store = Store(
-            spec,
-            slots=config.serving.max_slots,
-            capacity=config.store.capacity or 4 * config.serving.max_rows,
-            unroll_length=config.algorithm.unroll_length,
-            frame_stack=config.env.frame_stack,
+        sizes = StoreSizes.of(config, core_size=0)
+        sizes = sizes._replace(capacity=config.store.capacity or 4 * config.serving.max_rows)
+        self._service.build(
+            Policy(self._make_model(spec.stacked(config.env.frame_stack)), version=0),
+            Actions(spec),
+            Store(spec, Overwritten(), sizes, CPU),
             core_size=0,
-            device=CPU,
-        )
-        stacked = spec.stacked(config.env.frame_stack)
-        actions = Actions(spec)
-        inference = Inference(
-            Policy(self._make_model(stacked), version=0),
-            actions,
-            Slots(config.serving.max_slots, actions, config.env.frame_stack, 0, CPU),
-            store,
-            self.metrics,
             generator=torch.Generator().manual_seed(1),
             device=CPU,
-            answer=self._server.answer,
         )
-        batches = BatchLoop(self._batcher, inference, self.metrics)
-        store.on_free = batches.wake
-        return store, batches
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs_server.counting import COUNTING, CountingPool
+from envs_server.doom import EngineDirectory
 from envs_server.gym import GymPool
 from envs_server.mock import MOCK, MockPool
 from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
@@ -151,6 +152,9 @@ class EnvPool:
     def __init__(self, job: Welcome, threads: int) -> None:
         with warnings.catch_warnings():  # envpool builds its spaces on first use, and warns then
             warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+            self._engines = _engine_directory(job.env_id)
+            if self._engines is not None:
+                job = job._replace(options={"vzd_path": self._engines.vzd_path, **job.options})
             self._envs = _make(job, threads)
             observation, action = self._envs.observation_space, self._envs.action_space
             self.spec = spec_of(observation, action, job.env_id)
@@ -180,6 +184,18 @@ class EnvPool:
 
     def close(self) -> None:
         self._envs.close()
+        if self._engines is not None:
+            self._engines.remove()
+
+
+def _engine_directory(env_id: str) -> EngineDirectory | None:
+    """Return a working directory for the engines of ViZDoom; None for every other environment."""
+    try:
+        from envpool.registration import registry
+    except ImportError:  # `_make` explains it
+        return None
+    *_, defaults = registry.specs.get(env_id, ({},))
+    return EngineDirectory(defaults["vzd_path"]) if "vzd_path" in defaults else None
 
 
 def _make(job: Welcome, threads: int) -> Any:

@@ -18,8 +18,9 @@ from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from seedrl import __version__
 from seedrl.config import (
@@ -43,35 +44,41 @@ from seedrl.config import (
 )
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.launching.children import end_with_parent
+from seedrl.launching.overrides import override
 from seedrl.launching.torchrun import is_under_torchrun, leave_note
 from seedrl.ranks.settings import shard_of
 from seedrl.run.identity import identity
-from seedrl.validation import check
+from seedrl.validation import check, check_job
 from seedrl.wire.address import refuse_if_taken
 
 
 def _run(config: RunConfig) -> None:
-    carry_out(config, HydraConfig.get().overrides.task)
+    launch_job(config, HydraConfig.get().overrides.task)
 
 
-def carry_out(config: RunConfig, overrides: Sequence[str]) -> None:
-    """Hands a job to its engine; returns when it is over. The learner knows no `launch`."""
-    check(config)
-    for_learner = [each for each in overrides if not re.match(r"[+~]*launch[.=]", each)]
+def launch_job(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Let the job's engine run it; return when it is over."""
+    check_launch(config, overrides)
+    for_learner = [each for each in overrides if not re.match(r"[+~]*launch[.=]", each)]  # it has no such settings
     if config.launch.engine in (Engine.local, Engine.torchrun):
         from seedrl.launching.local import Supervisor
 
         Supervisor(config, for_learner).run()
-    elif config.launch.engine is Engine.ray:
+    else:
         try:
             from seedrl.launching.ray import run_on_ray
         except ModuleNotFoundError as error:
-            raise ConfigError(f"launch=ray needs one package more: pip install 'seedrl[ray]' ({error})") from error
+            raise ConfigError(f"launch=ray needs one more package: pip install 'seedrl[ray]' ({error})") from error
         run_on_ray(config, for_learner)
-    else:
+
+
+def check_launch(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Refuse a job that its engine could not run, before anything is started."""
+    if config.launch.engine is Engine.kubernetes:
         rest = [each for each in overrides if each != "launch=kubernetes"]
-        words = shlex.join(["seedrl", "render", "target=kubernetes", "out=manifests", *rest])
-        raise ConfigError(f"launch=kubernetes starts nothing by itself; write manifests for kubectl: {words}")
+        command = shlex.join(["seedrl", "render", "out=manifests", *rest])
+        raise ConfigError(f"launch=kubernetes starts nothing by itself; write manifests for kubectl: {command}")
+    check_job(config)
 
 
 def _render(config: RenderConfig) -> None:
@@ -200,7 +207,7 @@ COMMANDS = {
     "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
     "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
     "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
-    "render": Command("write a job as manifests: seedrl render target=kubernetes out=DIR", RenderConfig, _render),
+    "render": Command("write a job as Kubernetes manifests: seedrl render out=DIR", RenderConfig, _render),
     "eval": Command("measure the policy of a run by whole episodes, without learning", EvalConfig, _eval),
     "serve": Command("serve the policy of a run to whoever asks for actions", ServeConfig, _serve),
     "control": Command(
@@ -259,9 +266,7 @@ def execute(name: str, arguments: Sequence[str]) -> None:
 
     def task(settings: Any) -> None:
         with _errors_in_words(name):
-            if missing := sorted(OmegaConf.missing_keys(settings)):
-                raise ConfigError(f"{', '.join(missing)} must be given; seedrl {name} --help says what it means")
-            command.start(OmegaConf.to_object(settings))
+            command.start(_complete(name, settings))
 
     arguments = _flags_as_settings(command, _words_as_setting(command, arguments))
     sys.argv = [f"seedrl {name}", *_neutral_if_own_env(arguments)]
@@ -288,8 +293,7 @@ def _words_as_setting(command: Command, arguments: Sequence[str]) -> list[str]:
     for last, argument in zip(["", *arguments], arguments, strict=False):
         is_word = "=" not in argument and "-" not in (argument[:1], last[:1])
         (words if is_word else others).append(argument)
-    quoted = ",".join(QuotedString(word, Quote.single).with_quotes() for word in words)
-    return [*others, f"{command.words}=[{quoted}]"] if words else others
+    return [*others, override(command.words, words)] if words else others
 
 
 def _flags_as_settings(command: Command, arguments: Sequence[str]) -> list[str]:
@@ -305,15 +309,20 @@ def _neutral_if_own_env(arguments: Sequence[str]) -> list[str]:
 
 
 def compose(name: str, overrides: Sequence[str]) -> Any:
-    """The settings that a command would have, without running it."""
+    """Return the settings that a command would have, without running it."""
     register_schemas()
-    with hydra.initialize_config_dir(str(conf_directory()), version_base="1.3"):
-        return OmegaConf.to_object(hydra.compose(name, list(_neutral_if_own_env(overrides))))
+    try:
+        with hydra.initialize_config_dir(str(conf_directory()), version_base="1.3"):
+            return _complete(name, hydra.compose(name, list(_neutral_if_own_env(overrides))))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError("; ".join(line.strip() for line in str(error).splitlines() if line.strip())) from error
 
 
-def launch(overrides: Sequence[str]) -> None:
-    """`seedrl run` from Python."""
-    carry_out(compose("run", overrides), overrides)
+def _complete(name: str, settings: Any) -> Any:
+    """Return composed settings as plain dataclasses; refuse those that lack one."""
+    if missing := sorted(OmegaConf.missing_keys(settings)):
+        raise ConfigError(f"{', '.join(missing)} must be given; seedrl {name} --help explains each")
+    return OmegaConf.to_object(settings)
 
 
 def register_schemas() -> None:

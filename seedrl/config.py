@@ -43,14 +43,7 @@ class Placement(Enum):
     """Where actors go; several hold at once."""
 
     collocate = "collocate"
-    per_node = "per_node"
     spread = "spread"
-
-
-class Target(Enum):
-    """What `seedrl render` writes for."""
-
-    kubernetes = "kubernetes"
 
 
 class Format(Enum):
@@ -214,9 +207,9 @@ class LaunchConfig:
     learner: RoleConfig = group(RoleConfig)
     actor: RoleConfig = group(RoleConfig)
     placement: list[Placement] = key(
-        [], "any of collocate (actors where a rank is), per_node (launch.per_node on each), spread (as far as it goes)"
+        [], "collocate puts actors only where a rank is; spread uses as many machines as possible; both may be given"
     )
-    per_node: int = key(0, "actors on one machine, with placement per_node; no more fit there")
+    per_node: int = key(0, "most actors on one machine; 0 for any number")
     env: dict[str, str] = key({}, "environment variables of every process")
     address: str = key("", "ray: HOST:PORT of a cluster, or auto; empty for a new one on this machine")
     security: SecurityConfig = group(SecurityConfig)  # ray: of actors, which may be on other machines than the learner
@@ -240,7 +233,6 @@ class RunConfig(LearnerConfig):
 class RenderConfig(RunConfig):
     """Settings of `seedrl render`: the job, and where its files go."""
 
-    target: Target = key(Target.kubernetes, "kubernetes")
     out: str = key(MISSING, "directory for the manifests; only files that `seedrl render` wrote are overwritten")
 
 

@@ -1,49 +1,54 @@
-"""A job in Python: `Job().env("Pong-v5").learner(ranks=2).actors(total=8, per_node=4).build().submit("name")`.
+"""A job described and submitted in Python instead of on the command line.
 
-Every call adds the settings that the command line has for the same thing, so `build` gives what `seedrl run` would
-compose of them: there is one way to make a RunConfig.
+    Job().env("Pong-v5").learner(ranks=2).actors(total=8, per_node=4).on("ray").build().submit("name")
+
+Every call adds the overrides that the command line has for the same settings, so `build` returns what `seedrl run`
+would compose from them: there is one way to make a RunConfig.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seedrl.commands import compose, conf_directory, launch
+from seedrl.commands import check_launch, compose, conf_directory, launch_job
 from seedrl.config import Engine, Placement, RunConfig
-from seedrl.validation import check
+from seedrl.errors import ConfigError
+from seedrl.launching.overrides import override
 
 
 @dataclass(frozen=True)
 class BuiltJob:
-    """Settings that fit together."""
+    """Settings that have been checked and can be submitted."""
 
     config: RunConfig
-    overrides: tuple[str, ...]  # of `seedrl run`, in Hydra's words
+    overrides: tuple[str, ...]  # those of `seedrl run` that give this config
 
     def submit(self, name: str) -> None:
-        """Runs it under this name, in runs/<env>/<name>; returns when it is over."""
-        launch([*self.overrides, f"launch.name={name}", f"run_dir='runs/{self.config.env.id}/{name}'"])
+        """Run the job under this name, in runs/<env>/<name>; return when it is over."""
+        run_dir = f"runs/{self.config.env.id}/{name}"
+        overrides = [*self.overrides, override("launch.name", name), override("run_dir", run_dir)]
+        launch_job(compose("run", overrides), overrides)
 
 
 class Job:
-    """Each call returns a new job; none of them starts anything."""
+    """A job that is being described. Each call returns a new one; none of them starts anything."""
 
     def __init__(self, *overrides: str) -> None:
         self._overrides = overrides
 
     def set(self, *overrides: str, **settings: Any) -> "Job":
-        """Anything else: set("algorithm.learning_rate=1e-4", seed=3)."""
-        return Job(*self._overrides, *overrides, *(f"{key}={_word(value)}" for key, value in settings.items()))
+        """Add any other setting: set("algorithm.learning_rate=1e-4", seed=3)."""
+        return Job(*self._overrides, *overrides, *_overrides(settings))
 
     def env(self, name: str, **options: Any) -> "Job":
-        """A preset of conf/env, or the id of an environment with nothing tuned for it."""
+        """Choose a preset of conf/env, or an environment by its id with nothing tuned for it; `options` are its own."""
         is_preset = (conf_directory() / "env" / f"{name}.yaml").exists()
-        chosen = [f"env={name}"] if is_preset else ["env=any", f"env.id={_word(name)}"]
-        return self.set(*chosen, *(f"+env.options.{key}={_word(value)}" for key, value in options.items()))
+        chosen = [f"env={name}"] if is_preset else ["env=any", override("env.id", name)]
+        return self.set(*chosen, **{"env.options": options})
 
     def learner(self, ranks: int | None = None, device: str | None = None, **role: Any) -> "Job":
-        """`role` is cpus, gpus, memory_gb, env, selector of each rank."""
-        return self.set(*_given({"ranks.count": ranks, "device": device}), *_role("learner", role))
+        """Describe the learner; `role` is what each rank needs: cpus, gpus, memory_gb, env, selector."""
+        return self.set(**{"ranks.count": ranks, "device": device, **_below("launch.learner", role)})
 
     def actors(
         self,
@@ -54,63 +59,54 @@ class Job:
         evaluation: float | None = None,
         **role: Any,
     ) -> "Job":
+        """Describe the actors; `role` is what each needs: cpus, gpus, memory_gb, env, selector."""
         settings = {
             "actors.count": total,
             "actors.envs": envs,
             "actors.at_most": at_most,
             "actors.evaluation": evaluation,
             "launch.per_node": per_node,
+            **_below("launch.actor", role),
         }
-        job = self.set(*_given(settings), *_role("actor", role))
-        return job.place(Placement.per_node.name) if per_node else job
+        return self.set(**settings)
 
     def place(self, *placements: str) -> "Job":
-        """Besides those asked for before."""
-        prefix = "launch.placement="
-        before = [each for each in self._overrides if each.startswith(prefix)]
-        names = [name for each in before for name in each.removeprefix(prefix).strip("[]").split(",")]
-        kept = [each for each in self._overrides if each not in before]
-        return Job(*kept, f"{prefix}[{','.join([*names, *placements])}]")
+        """Say where actors go: collocate, spread or both."""
+        return self.set(f"launch.placement=[{','.join(_named(Placement, each) for each in placements)}]")
 
     def restarts(self, learner: int | None = None, actors: int | None = None) -> "Job":
-        """How many within ten minutes."""
-        return self.set(*_given({"max_restarts": learner, "actors.max_restarts": actors}))
+        """Limit the restarts within ten minutes."""
+        return self.set(**{"max_restarts": learner, "actors.max_restarts": actors})
 
     def environment(self, **variables: str) -> "Job":
-        """Variables of every process."""
-        return self.set(*(f"+launch.env.{key}={_word(value)}" for key, value in variables.items()))
+        """Set environment variables of every process."""
+        return self.set(**{"launch.env": variables})
 
     def on(self, engine: str, **settings: Any) -> "Job":
-        """local, torchrun, ray or kubernetes, and settings of `launch`."""
-        return self.set(f"launch={Engine[engine].name}", *_given({f"launch.{k}": v for k, v in settings.items()}))
+        """Choose the engine, which is local, torchrun or ray, and other settings of `launch`."""
+        return self.set(f"launch={_named(Engine, engine)}", **_below("launch", settings))
 
     def build(self) -> BuiltJob:
-        """Refuses what cannot work."""
+        """Compose and check the settings. Raises ConfigError for a job that could not be submitted."""
         config = compose("run", self._overrides)
-        assert isinstance(config, RunConfig)
-        check(config)
+        check_launch(config, self._overrides)
         return BuiltJob(config, self._overrides)
 
 
-def _role(name: str, settings: Mapping[str, Any]) -> list[str]:
-    words = []
+def _below(group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{group}.{key}": value for key, value in settings.items()}
+
+
+def _overrides(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield an override for each setting that is not None. The keys of a mapping may be new ones, hence `++`."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            words += [f"+launch.{name}.{key}.{each}={_word(item)}" for each, item in value.items()]
-        else:
-            words += _given({f"launch.{name}.{key}": value})
-    return words
+            yield from _overrides(_below(key, value), prefix="++")
+        elif value is not None:
+            yield f"{prefix}{override(key, value)}"
 
 
-def _given(settings: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={_word(value)}" for key, value in settings.items() if value is not None]
-
-
-def _word(value: Any) -> str:
-    """As Hydra's grammar has it."""
-    if isinstance(value, str):
-        escaped = value.replace("'", "\\'")
-        return f"'{escaped}'"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
+def _named(kind: type[Engine | Placement], name: str) -> str:
+    if name not in kind.__members__:
+        raise ConfigError(f"{name!r} is none of {', '.join(kind.__members__)}")
+    return name

@@ -22,6 +22,7 @@ from torch import Tensor
 from seedrl.columns import Columns, Indices
 from seedrl.config import LearnerConfig, store_capacity
 from seedrl.device import after_serving, finish
+from seedrl.errors import require
 from seedrl.selectors import Fifo, Selector
 from seedrl.specs import EnvSpec
 from seedrl.types import Ticket, Unrolls
@@ -60,6 +61,10 @@ class Store:
         on_free: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_free` is called by the thread that has taken unrolls, when entries may be free."""
+        require(
+            2 * sizes.overlap <= sizes.unroll_length + 1,
+            f"algorithm.unroll_length={sizes.unroll_length} is too short for unrolls that share {sizes.overlap} rows",
+        )
         self.capacity = sizes.capacity
         entries = sizes.slots + sizes.capacity
         self.columns = Columns(

@@ -8,6 +8,7 @@ from seedrl.config import (
     Engine,
     EvalConfig,
     LearnerConfig,
+    Placement,
     RunConfig,
     ServeConfig,
     evaluation_envs,
@@ -91,17 +92,56 @@ def check(config: LearnerConfig) -> None:
 
 
 def check_job(config: RunConfig) -> None:
-    """Of a run whose processes are all of this machine."""
-    ranks, engine = config.ranks, config.launch.engine
+    """Refuse a job that its engine could not run, whatever the machines have left."""
+    check(config)
+    check_placement(config)
+    if config.launch.engine is Engine.ray:
+        _check_on_ray(config)
+    else:
+        _check_on_this_machine(config)
+
+
+def _check_on_this_machine(config: RunConfig) -> None:
+    ranks, actors, per_node = config.ranks, config.actors, config.launch.per_node
     require(
-        ranks.count == 1 or engine is not Engine.local,
-        f"ranks.count={ranks.count} takes an engine that starts ranks: launch=torchrun does, on this machine",
+        ranks.count == 1 or config.launch.engine is not Engine.local,
+        f"ranks.count={ranks.count} needs an engine that starts several ranks: launch=torchrun on this machine, "
+        "launch=ray on a cluster",
     )
     require(
-        config.actors.count >= serving_ranks(config) or not config.actors.count,
-        f"actors.count={config.actors.count} leaves some of ranks.count={ranks.count} without an actor, "
+        actors.count >= serving_ranks(config) or not actors.count,
+        f"actors.count={actors.count} leaves some of ranks.count={ranks.count} without an actor, "
         "which would train nothing: start at least one for each",
     )
+    most = max(actors.count, actors.at_most)
+    require(
+        not per_node or most <= per_node,
+        f"launch.per_node={per_node} is less than the {most} actors of this machine; launch=ray has several machines",
+    )
+
+
+def _check_on_ray(config: RunConfig) -> None:
+    launch, actors = config.launch, config.actors
+    bound = [
+        *(["launch.placement=[collocate]"] if Placement.collocate in launch.placement else []),
+        *([f"launch.per_node={launch.per_node}"] if launch.per_node else []),
+    ]
+    require(
+        actors.at_most <= actors.count or not bound,
+        f"actors.at_most={actors.at_most} and {' and '.join(bound)} do not fit: an actor that Ray starts later goes "
+        "wherever there is room; leave one of them out",
+    )
+
+
+def check_placement(config: RunConfig) -> None:
+    """Refuse what no set of machines could satisfy."""
+    launch = config.launch
+    require(launch.per_node >= 0, f"launch.per_node={launch.per_node} must not be negative")
+    for name, role in (("learner", launch.learner), ("actor", launch.actor)):
+        require(
+            min(role.cpus, role.gpus, role.memory_gb) >= 0,
+            f"launch.{name}: cpus, gpus and memory_gb must not be negative",
+        )
 
 
 def _check_ranks(config: LearnerConfig) -> None:

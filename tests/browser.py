@@ -1,4 +1,4 @@
-"""A real browser, headless: what a page looks like after its scripts have run."""
+"""A headless browser shows what a page looks like after its scripts have run."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ def find_chromium() -> str | None:
 
 
 def chromium() -> str:
-    """The browser; without one the test is skipped, and fails in CI."""
+    """Return the path of the browser; without one the test is skipped, and fails in CI."""
     if found := find_chromium():
         return found
     missing = "there is no Chromium to look at the page with: apt-get install chromium"
@@ -33,7 +33,7 @@ def chromium() -> str:
 
 
 def dom_of(url: str, milliseconds: int) -> str:
-    """The document after so much time of its own, which passes faster than ours unless the page waits for an answer."""
+    """Return the document after some virtual time, which passes faster than real time unless the page waits."""
     return _run("--dump-dom", f"--virtual-time-budget={milliseconds}", url)
 
 
@@ -44,7 +44,7 @@ def screenshot(url: str, path: Path, width: int, height: int, milliseconds: int 
 
 
 def _run(*arguments: str) -> str:
-    """What it printed. Its process group ends with it, whatever happens."""
+    """Return what the browser printed; end its process group, whatever happens."""
     program = chromium()
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(

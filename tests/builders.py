@@ -11,23 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.config import AlgorithmConfig, LearnerConfig, StopConfig
+from seedrl.algorithms.build import build_algorithm
+from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.columns import Record
+from seedrl.config import LearnerConfig, StopConfig
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
 from seedrl.models.base import core_size_of
 from seedrl.policy import Policy
+from seedrl.ranks.averaging import RankAverager
 from seedrl.ranks.group import Ranks
 from seedrl.rows import RESET, TERMINATED
+from seedrl.selectors import Fifo
 from seedrl.specs import EnvSpec
-from seedrl.store import Record, Store
+from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelInput, ModelOutput
 from tests.fakes import TinyModel, make_spec
 
-torch.set_num_threads(1)  # tensors here are tiny: on a busy machine a second thread costs far more than it brings
-
 
 def model_input(spec: EnvSpec, rows: int, batch: int, *, seed: int = 0, resets: bool = True) -> ModelInput:
-    """Random rows [rows, batch, ...]; with `resets` every fifth of them or so begins an episode."""
+    """Return random rows [rows, batch, ...]; with `resets` about every fifth of them begins an episode."""
     generator = torch.Generator().manual_seed(seed)
     shape, dtype = (rows, batch, *spec.observation.shape), getattr(torch, spec.observation.dtype)
     if dtype.is_floating_point:
@@ -44,7 +47,7 @@ def model_input(spec: EnvSpec, rows: int, batch: int, *, seed: int = 0, resets: 
 
 
 def row_of(inputs: ModelInput, t: int) -> ModelInput:
-    """Row t as an input of one row."""
+    """Return row t as an input of one row."""
     return ModelInput(*(tensor[t : t + 1] for tensor in inputs))
 
 
@@ -58,21 +61,22 @@ def record(
     seed: int = 0,
     reward: Callable[[Tensor], Tensor] = lambda reward: reward,
 ) -> None:
-    """Commits `unrolls` of random rows, answered by `model` one at a time, through the calls inference makes."""
-    inputs = model_input(spec, store.unroll_length + 1, unrolls, seed=seed)
+    """Commit `unrolls` of random rows, answered by `model` one at a time, through the calls that inference makes."""
+    inputs = model_input(spec, store.columns.unroll_length + 1, unrolls, seed=seed)
     inputs = inputs._replace(reward=reward(inputs.reward))
     entry = store.reserve(unrolls)
     assert len(entry) == unrolls, "the store is too small for this test"
     core_state = torch.randn(unrolls, core_size_of(model), generator=torch.Generator().manual_seed(seed))
-    store.begin(entry, core_state)
     ends = torch.cat([inputs.reset[1:], torch.zeros(1, unrolls, dtype=torch.bool)])
-    for t in range(store.unroll_length + 1):
+    for t in range(store.columns.unroll_length + 1):
         row = row_of(inputs, t)
+        before = core_state
         with torch.inference_mode():
             output, core_state = model(row, core_state)
         nothing = np.zeros(unrolls, np.int64)
-        place = store.place(entry, nothing + t, age=nothing)
-        store.write_frames(place.frame, row.observation[0].numpy())
+        place = store.columns.locate(entry, nothing + t, age=nothing)
+        store.columns.write_core_state(entry, nothing + t, before)
+        store.columns.write_frames(place.frame, row.observation[0].numpy())
         reset, ended = inputs.reset[t].numpy(), ends[t].numpy()
         known = Record(
             reward=row.reward[0].numpy(),
@@ -82,13 +86,13 @@ def record(
             action=output.logits[0].argmax(dim=-1).numpy(),
             policy_version=np.array(policy_version),
         )
-        store.write_rows(place, known, ModelOutput(*(tensor[0] for tensor in output)))
-    store.commit(entry.tolist())
+        store.columns.write_rows(place, known, ModelOutput(*(tensor[0] for tensor in output)))
+    store.commit(entry)
 
 
 @dataclass
 class LearnerParts:
-    """A learner with what it is made of; `steps` is what it believes the environments have done."""
+    """A learner with its parts; `steps` is the number of environment steps that it sees."""
 
     learner: Learner
     store: Store
@@ -101,6 +105,13 @@ class LearnerParts:
     def record(self, batches: int = 1, *, policy_version: int = 0, seed: int = 0) -> None:
         unrolls = batches * self.config.algorithm.batch_size
         record(self.store, self.learner.model, self.spec, unrolls, policy_version=policy_version, seed=seed)
+
+    def update(self) -> bool:
+        """Train on the next train batch; return false if there is none."""
+        unrolls = self.store.take(self.config.algorithm.batch_size, timeout=0)
+        if unrolls is not None:
+            self.learner.train(unrolls)
+        return unrolls is not None
 
 
 def learner_parts(
@@ -115,35 +126,35 @@ def learner_parts(
     ranks: Ranks | None = None,
     sync_every: int = 1,
 ) -> LearnerParts:
-    """A learner of a TinyModel, or another, with a store for `batches` train batches of 2 unrolls of 3 steps."""
+    """Return a learner of a TinyModel, or of `model`, and a store for `batches` train batches of unrolls of 3 steps."""
     spec = spec or make_spec()
     algorithm = algorithm or AlgorithmConfig()
     algorithm.batch_size, algorithm.unroll_length = batch_size, 3
     config = LearnerConfig(algorithm=algorithm, stop=StopConfig(env_steps=stop_at))
-    config.ranks.sync_every = sync_every
     torch.manual_seed(seed)
     model = model or TinyModel(spec)
-    store = Store(
-        spec,
-        slots=1,
-        capacity=batch_size * batches,
-        unroll_length=3,
-        frame_stack=1,
-        core_size=core_size_of(model),
-        device=torch.device("cpu"),
-    )
+    sizes = StoreSizes(1, batch_size * batches, unroll_length=3, frame_stack=1, core_size=core_size_of(model))
+    store = Store(spec, Fifo(), sizes, torch.device("cpu"))
     policy, metrics = Policy(model, version=0), LearningMetrics()
     parts: LearnerParts
-    learner = Learner(config, model, Actions(spec), store, policy, metrics, lambda: parts.steps, ranks)
+    learner = Learner(
+        config,
+        model,
+        build_algorithm(algorithm, Actions(spec), model),
+        metrics,
+        env_steps=lambda: parts.steps,
+        prefer=store.prefer,
+        averager=None if ranks is None else RankAverager(ranks, model, sync_every),
+    )
     parts = LearnerParts(learner, store, policy, metrics, config, spec)
     return parts
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of its state."""
+    """Return a copy of a model's state."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def same(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
-    """Whether two states hold the same tensors, bit for bit."""
+    """Return whether two states hold the same tensors, bit for bit."""
     return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

@@ -1,20 +1,47 @@
 """Fixtures of all tests, and how many run at a time."""
 
+import contextlib
 import os
-from collections.abc import Iterator
+import random
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.processes import Commands
 
+pytest_plugins = ["tests.leftovers"]
+
+SEEDS: dict[
+    str, Callable[[Any], object]
+] = {  # of libraries that are imported; torch.manual_seed would also ask for CUDA
+    "numpy": lambda numpy: numpy.random.seed(0),
+    "torch": lambda torch: torch.default_generator.manual_seed(0),
+}
+
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Iterator[Commands]:
     """Starts seedrl commands in a directory of the test."""
-    started = Commands(tmp_path)
-    yield started
-    started.close()
+    with contextlib.closing(Commands(tmp_path)) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """Begin every test with the same seeds, whichever tests ran before in this process."""
+    random.seed(0)
+    for name, seed in SEEDS.items():
+        if (module := sys.modules.get(name)) is not None:
+            seed(module)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Give torch one thread, whichever files are run: tensors are tiny here, and more threads only wait."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -21,7 +21,7 @@ from seedrl.wire.codec import (
 
 
 class FakeClock:
-    """Seconds that pass only when told to."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self) -> None:
         self.now = 100.0

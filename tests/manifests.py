@@ -20,7 +20,7 @@ VARIANTS = {
     "launch.storage_class=shared",
     "elastic": "env=cartpole actors.count=2 actors.at_most=8 launch.image=registry.example:5000/seedrl:1.0",
     "insecure": "env=catch security.allow_insecure=true metrics=0.0.0.0:9000 listen='[::]:7000'",
-    "placed": "env=pong ranks.count=2 actors.count=8 launch.placement=[collocate,per_node,spread] launch.per_node=4 "
+    "placed": "env=pong ranks.count=2 actors.count=8 launch.placement=[collocate,spread] launch.per_node=4 "
     "launch.actor.cpus=1.5 launch.actor.memory_gb=0.5 +launch.actor.selector.pool=cpu "
     "+launch.learner.selector.pool=gpu +launch.env.TZ=UTC +launch.actor.env.TZ=CET report.wandb=games",
 }

@@ -1,7 +1,7 @@
 """Updates of several ranks, as real processes that average with gloo: `torchrun … -m tests.ranked OUT`.
 
-Every case makes the same few train batches for everybody; a rank trains on its part of each. What comes out of it is
-written to OUT/<rank>/<case>.safetensors; `joined` gives the same of one process on whole batches.
+Every case makes the same few train batches on every rank; a rank trains on its part of each. The results are
+written to OUT/<rank>/<case>.safetensors; `joined` returns those of one process on whole batches.
 """
 
 import math
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.config import AlgorithmConfig, ModelConfig, Optimizer
+from seedrl.algorithms.build import build_algorithm
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.config import ModelConfig
 from seedrl.learning.learner import Learner
 from seedrl.models.build import build_model
 from seedrl.ranks.group import Ranks
-from seedrl.ranks.separate import SERVING, TRAINING, Inbox, Outbox, RemoteLearner, tell
+from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Outbox, RemoteLearner
 from seedrl.run.identity import identity
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, record, weights
@@ -31,7 +33,7 @@ UPDATES = 5
 
 
 class Hoarder(TinyModel):
-    """Has a parameter that no output depends on."""
+    """A model with a parameter that no output depends on."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
@@ -79,7 +81,7 @@ CASES = {
 
 
 def train(case: Case, parts: LearnerParts, part_of: int, rank: int) -> dict[str, Tensor]:
-    """Every rank records the whole of each batch, and trains on its part of it."""
+    """Record the whole of each batch and train on this rank's part of it."""
     seen = {}
     for update in range(UPDATES):
         parts.steps = 100 * update
@@ -89,7 +91,7 @@ def train(case: Case, parts: LearnerParts, part_of: int, rank: int) -> dict[str,
                 parts.learner.assist(parts.store.blank(case.share))
                 parts.store.take(case.share, timeout=0)
             elif part == rank:
-                assert parts.learner.update()
+                assert parts.update()
             else:
                 parts.store.take(case.share, timeout=0)
         seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner.model).items()}
@@ -103,7 +105,7 @@ def joined(case: Case) -> dict[str, Tensor]:
 
 
 def poison(parts: LearnerParts, updates: tuple[int, ...]) -> None:
-    """Makes this rank's rewards infinite in some updates."""
+    """Make this rank's rewards infinite in some updates."""
     take, number = parts.store.take, iter(range(WORLD * UPDATES))
 
     def taken(count: int, timeout: float) -> Any:
@@ -120,54 +122,54 @@ SEPARATE = Case(ModelConfig(lstm=6, popart=True, **SMALL), algorithm={"passes": 
 
 
 def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
-    """Rank 0's side: what it serves after every update that rank 1 has made on its unrolls."""
+    """Return what rank 0 serves after every update that rank 1 has made on its unrolls."""
     parts = case.parts(case.share * WORLD)
     batch_size = parts.config.algorithm.batch_size
-    courier = RemoteLearner(ranks, parts.learner.model, parts.store, parts.policy, parts.metrics, batch_size)
+    remote = RemoteLearner(ranks, parts.learner.model, parts.metrics)
     seen = {}
     for update in range(UPDATES):
-        record(parts.store, courier.model, case.spec, batch_size, seed=update, policy_version=parts.policy.version)
-        assert courier.has_batch(timeout=0)
-        assert courier.update()
-        courier.publish()
+        record(parts.store, remote.model, case.spec, batch_size, seed=update, policy_version=parts.policy.version)
+        unrolls = parts.store.take(batch_size, timeout=0)
+        assert unrolls is not None
+        remote.train(unrolls)
+        remote.publish(parts.policy)
         with parts.policy.read() as (model, version):
             seen |= {f"{update}/{name}": tensor for name, tensor in weights(model).items()}
         metrics = parts.metrics
         seen[f"{update}/counted"] = torch.tensor([version, metrics.updates, metrics.unrolls_trained])
         seen[f"{update}/lag"] = torch.tensor([metrics.policy_lag.sum, metrics.learning_rate])
-    seen["tensors"] = torch.tensor(len(courier.tensors()))
+    seen["tensors"] = torch.tensor(len(remote.tensors()))
     seen["publish_lags"] = torch.tensor(parts.metrics.publish_lag_seconds.count)
     return seen
 
 
 def train_apart(case: Case, ranks: Ranks) -> None:
-    """Rank 1's side."""
+    """Train on the unrolls of rank 0, as rank 1 does."""
     parts = case.parts(case.share * WORLD)
     learner = Learner(
         parts.config,
         parts.learner.model,
-        Actions(case.spec),
-        Inbox(ranks, case.spec, torch.device("cpu")),
-        Outbox(ranks),
+        build_algorithm(parts.config.algorithm, Actions(case.spec), parts.learner.model),
         parts.metrics,
         env_steps=lambda: 100 * (parts.metrics.updates // 2),
+        prefer=lambda ticket, priority: None,
     )
+    mirrored, inbox = MirroredLearner(ranks, learner, parts.metrics), Inbox(ranks, case.spec, torch.device("cpu"))
     for _ in range(UPDATES):
-        assert learner.update()
-        tell(ranks, parts.metrics, learner.skipped_in_a_row)
-        learner.publish()
+        mirrored.train(inbox.take(parts.config.algorithm.batch_size, timeout=0))
+        mirrored.publish(Outbox(ranks))
     ranks.share_tensors(learner.tensors(), TRAINING)
 
 
 def train_in_one(case: Case) -> dict[str, Tensor]:
-    """The same in one process."""
+    """Return what one process serves after the same updates."""
     parts = case.parts(case.share * WORLD)
     seen = {}
     for update in range(UPDATES):
         parts.steps = 100 * update
         parts.record(seed=update, policy_version=parts.policy.version)
-        assert parts.learner.update()
-        parts.learner.publish()
+        assert parts.update()
+        parts.learner.publish(parts.policy)
         seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner.model).items()}
         metrics = parts.metrics
         seen[f"{update}/counted"] = torch.tensor([parts.policy.version, metrics.updates, metrics.unrolls_trained])
@@ -192,6 +194,7 @@ def main(out: Path) -> None:
         safetensors.torch.save_file(serve_apart(SEPARATE, ranks), out / "separate.safetensors")
     else:
         train_apart(SEPARATE, ranks)
+    ranks.gather(["finished"])  # gloo may abort a process that leaves while another one still reads from it
     ranks.leave()
 
 

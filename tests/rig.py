@@ -13,20 +13,20 @@ from seedrl.actions import Actions
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.rows import RESET, Rows
+from seedrl.selectors import Entries, Fifo
 from seedrl.serving.inference import Answer, Inference
+from seedrl.serving.seats import Seat, Seats
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import FinishedEpisodes, Slots
 from seedrl.specs import EnvSpec
-from seedrl.store import Store
+from seedrl.store import Store, StoreSizes
 from tests.fakes import TinyModel
 
 CPU = torch.device("cpu")
 
-torch.set_num_threads(1)  # as the learner does on two cores; tiny batches are no faster on more
-
 
 def make_rows(observation: Any, flags: Any = RESET, env_id: Sequence[int] | None = None, reward: Any = 0) -> Rows:
-    """Rows of environments 0 … n-1 unless told otherwise; flags and rewards are broadcast."""
+    """Return rows of environments 0 … n-1, or of `env_id`; flags and rewards are broadcast."""
     observation = np.asarray(observation)
     n = len(observation)
     return Rows(
@@ -42,10 +42,22 @@ def stacked(spec: EnvSpec, frames: int) -> EnvSpec:
 
 
 def make_model(spec: EnvSpec, core_size: int = 0) -> TinyModel:
-    """Always with the same weights; leaves torch's own generator alone."""
+    """Return a model that always has the same weights; torch's own generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return TinyModel(spec, core_size)
+
+
+class CountingFifo(Fifo):
+    """Counts the unrolls that were handed over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added = 0
+
+    def add(self, entries: Entries) -> None:
+        super().add(entries)
+        self.added += len(entries)
 
 
 class Rig:
@@ -61,49 +73,44 @@ class Rig:
         unroll_length: int = 4,
         frame_stack: int = 1,
         seed: int = 0,
-        greedy: bool = True,
+        overlap: int = 1,
     ) -> None:
         self.model = model if model is not None else make_model(stacked(spec, frame_stack))
         core_size = int(self.model.core_size)
         self.policy = Policy(self.model, version=0)
         self.metrics = ServingMetrics()
         self.slots = Slots(slots, Actions(spec), frame_stack, core_size, CPU)
-        self.store = Store(
-            spec,
-            slots=slots,
-            capacity=capacity,
-            unroll_length=unroll_length,
-            frame_stack=frame_stack,
-            core_size=core_size,
-            device=CPU,
-        )
+        self.seats = Seats(slots)
+        self.selector = CountingFifo()
+        sizes = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
+        self.store = Store(spec, self.selector, sizes, CPU)
         self.answers: list[Answer] = []
         self.evaluated: list[FinishedEpisodes] = []
         self.inference = Inference(
             self.policy,
             Actions(spec),
             self.slots,
+            self.seats,
             self.store,
             self.metrics,
             generator=torch.Generator().manual_seed(seed),
             device=CPU,
             answer=self.answers.extend,
-            greedy=greedy,
             on_evaluated=self.evaluated.append,
         )
         self._sessions = 0
         self._requests = 0
 
-    def join(self, slots: Sequence[int], evaluates: Sequence[bool] | None = None) -> Session:
-        """A new session with these slots, some for evaluation; whoever had them before is not told."""
+    def join(self, slots: Sequence[int], seats: Sequence[Seat] | None = None) -> Session:
+        """Return a new session with these slots and seats; the session that had them before does not end."""
         self._sessions += 1
         n = len(slots)
+        self.seats.assign(np.array(slots, np.int64), seats or [Seat()] * n)
         return Session(
             id=self._sessions,
             name="actor",
             slots=np.array(slots, np.int64),
             expects=np.full(n, RESET, np.uint8),
-            evaluates=None if evaluates is None else np.array(evaluates, np.bool_),
         )
 
     def request(self, session: Session, rows: Rows) -> Request:
@@ -117,7 +124,7 @@ class Rig:
         return [action for _, action in self.answers]
 
     def play(self, session: Session, pool: Pool, steps: int) -> list[Rows]:
-        """Drives a pool for some requests; returns the rows it gave."""
+        """Drive a pool for some requests; return its rows."""
         history = []
         for _ in range(steps):
             rows = pool.recv()

@@ -3,14 +3,28 @@
 env.id=tests.simulators:Counter makes one.
 """
 
+import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from seedrl.specs import ArraySpec, discrete
+
+OVER = threading.Event()  # lets environments that hang in threads of a test go on, so that those can end
+
+
+@contextlib.contextmanager
+def released_at_the_end() -> Iterator[None]:
+    """Environments hang only within this block; no thread of the test waits for ever."""
+    OVER.clear()
+    try:
+        yield
+    finally:
+        OVER.set()
 
 
 class Counter:
@@ -46,7 +60,7 @@ class Counter:
         if self._trouble == "exit":
             os._exit(9)
         if self._trouble == "hang":
-            threading.Event().wait()
+            OVER.wait()
         if self._trouble == "sleep":
             time.sleep(0.5)
 

@@ -7,6 +7,7 @@ import pytest
 from seedrl.config import LearnerConfig
 from seedrl.serving import balance as module
 from seedrl.serving.balance import Balance, Endpoint, own_address
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import Session, SessionTable
 from seedrl.wire.codec import Hello, Report
 from tests.fakes import FakeClock
@@ -27,7 +28,7 @@ class Cluster:
         for number, name in enumerate(names):
             config = LearnerConfig()
             config.serving.max_slots, config.actors.envs = slots, ENVS
-            self.tables[name] = SessionTable(config, job_seed=lambda session_id: session_id)
+            self.tables[name] = SessionTable(config, lambda session_id: session_id, planned_seats(config.actors))
             self.balances[name] = Balance(self.tables[name], seed=seed + number, clock=self.clock)
             self.balances[name].address = name
         self.agree()

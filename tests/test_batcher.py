@@ -24,7 +24,7 @@ class Rows:
 
 def make_batcher(max_rows: int = 8, min_rows: int = 4, max_wait: float = MAX_WAIT) -> tuple[Batcher[Rows], FakeClock]:
     clock = FakeClock()
-    return Batcher(max_rows, min_rows, max_wait, clock), clock
+    return Batcher(max_rows, min_rows, max_wait, clock=clock), clock
 
 
 def drain(batcher: Batcher[Rows]) -> list[list[Rows]]:
@@ -199,9 +199,8 @@ def test_due_in_is_zero_once_it_is_worth_it() -> None:
 
 
 def test_submit_tells_whoever_runs_batches() -> None:
-    batcher, _ = make_batcher()
-    told = []
-    batcher.on_submit = lambda: told.append(batcher.waiting_rows)
+    told: list[int] = []
+    batcher: Batcher[Rows] = Batcher(4, 1, MAX_WAIT, on_submit=lambda: told.append(batcher.waiting_rows))
     batcher.submit(Rows(3))
     batcher.submit(Rows(2))
     assert told == [3, 5]

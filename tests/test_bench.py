@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import Ratio, Report, Turn, interleave, paired, write
+from bench.harness import Ratio, Report, Turn, interleave, paired, run_for, write
 from bench.main import run_bench
-from seedrl.config import BenchConfig
+from bench.rig import NullModel, ServingRig, private_address
+from seedrl.config import ActorConfig, BenchConfig, LearnerConfig
 from seedrl.errors import ConfigError
+from tests.fakes import FakePool
+from tests.integration.support import RunningActor
+from tests.integration.waiting import eventually
 
 
 def turn(count: float, cpu: float) -> Turn:
@@ -24,6 +28,11 @@ def test_interleave_sides_take_turns_and_alternate_who_goes_first() -> None:
 
     interleave({"a": lambda: side("a"), "b": lambda: side("b")}, repeats=3)
     assert order == ["a", "b", "b", "a", "a", "b"]
+
+
+def test_run_for_goes_on_until_something_was_done_however_little_time_there_is() -> None:
+    done = iter([0, 0, 3])
+    assert run_for(0.0, lambda: next(done)).count == 3
 
 
 def test_paired_divides_neighbouring_turns() -> None:
@@ -78,3 +87,14 @@ def test_run_bench_stage_is_measured_and_written(tmp_path: Path) -> None:
 def test_run_bench_unknown_stage_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="stage=wires is not one of all, pool"):
         run_bench(BenchConfig(stage="wires"))
+
+
+def test_serving_rig_serves_an_actor_and_leaves_nothing_behind() -> None:
+    config = LearnerConfig()
+    config.algorithm.unroll_length, config.store.capacity = 3, 8
+    config.actors.envs, config.serving.max_slots = 4, 4
+    with private_address() as config.listen:
+        with ServingRig(config, lambda spec: NullModel(spec.policy_size)) as rig:
+            actor = RunningActor(ActorConfig(learner=config.listen), FakePool)
+            eventually(lambda: rig.served == 1 and rig.metrics.unrolls_made > 8)  # more than fit: the others were freed
+        actor.join()

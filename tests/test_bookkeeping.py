@@ -19,6 +19,7 @@ from seedrl.errors import InvalidMessage, NoCapacity, Superseded, TooLate
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.status import Status
@@ -96,9 +97,10 @@ class Learner(RuleBasedStateMachine):
         self.rig = Rig(SPEC, OracleModel(SPEC), slots=SLOTS, capacity=CAPACITY, unroll_length=T)
         self.clock = FakeClock()
         self.batcher: Batcher[Request] = Batcher(max_rows=3, min_rows=2, max_wait=MAX_WAIT, clock=self.clock)
-        self.table = SessionTable(config, job_seed=lambda session_id: session_id)
+        self.table = SessionTable(
+            config, lambda session_id: session_id, planned_seats(config.actors), on_leave=self.rig.inference.release
+        )
         self.table.agree(SPEC)
-        self.table.on_leave = self.rig.inference.release
         self.server = Server(
             config,
             self.table,
@@ -245,8 +247,8 @@ class Learner(RuleBasedStateMachine):
         metrics, leased = self.rig.metrics, [session.slots for session in self.table.open.values()]
         recorded = int(self.rig.slots._next_row.sum())
         assert recorded == sum(int(self.rig.slots._next_row[slots].sum()) for slots in leased)
-        assert metrics.rows == T * self.rig.store.completed + recorded + metrics.rows_dropped["partial_unroll"]
-        assert metrics.unrolls_made == self.rig.store.completed
+        assert metrics.rows == T * self.rig.selector.added + recorded + metrics.rows_dropped["partial_unroll"]
+        assert metrics.unrolls_made == self.rig.selector.added
 
     @invariant()
     def sessions_add_up(self) -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from seedrl.config import LearnerConfig, Optimizer, store_sizes
+from seedrl.algorithms.settings import Optimizer
+from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, Mismatch
 from seedrl.models.base import core_size_of
 from seedrl.policy import Policy
@@ -18,7 +19,8 @@ from seedrl.run.budget import (
     serving_budget,
 )
 from seedrl.run.checkpoint import pack_optimizer
-from seedrl.store import Store
+from seedrl.selectors import Fifo
+from seedrl.store import Store, StoreSizes
 from tests.builders import learner_parts
 from tests.fakes import TinyModel, make_spec
 
@@ -33,14 +35,14 @@ def test_budget_is_what_the_parts_take(optimizer: Optimizer) -> None:
     parts.config.algorithm.optimizer = optimizer
     parts = learner_parts(parts.config.algorithm, model=model, spec=spec)
     parts.record()
-    parts.learner.update(timeout=0)
+    parts.update()
 
     budget = budget_of(parts.config, spec, model, core_size_of(model))
-    assert budget.store == Store(spec, **store_sizes(parts.config, 3), device=CPU).nbytes
+    assert budget.store == Store(spec, Fifo(), StoreSizes.of(parts.config, 3), CPU).columns.nbytes
     models = [model, *Policy(model, version=0)._replicas]
     assert budget.weights == sum(each.nbytes for copy in models for each in copy.parameters())
     gradients = sum(each.grad.nbytes for each in model.parameters() if each.grad is not None)
-    averages = sum(each.nbytes for each in pack_optimizer(parts.learner.optimizer).values())
+    averages = sum(each.nbytes for each in pack_optimizer(parts.learner._optimizer).values())
     assert averages <= budget.optimizer - gradients + 64  # and a few counts of steps
     assert budget.optimizer - gradients <= averages
     saved = sum(each.nbytes for each in parts.learner.tensors().values())
@@ -50,9 +52,9 @@ def test_budget_is_what_the_parts_take(optimizer: Optimizer) -> None:
 def test_budget_of_serving_alone_has_no_optimizer_and_the_store_it_is_given() -> None:
     spec = make_spec((50,))
     model = TinyModel(spec)
-    sizes = {**store_sizes(LearnerConfig(), 0), "capacity": 0}
+    sizes = StoreSizes.of(LearnerConfig(), 0)._replace(capacity=0)
     budget = serving_budget(spec, model, sizes)
-    assert budget.store == Store(spec, **sizes, device=CPU).nbytes
+    assert budget.store == Store(spec, Fifo(), sizes, CPU).columns.nbytes
     assert budget == (budget.store, budget_of(LearnerConfig(), spec, model, 0).weights, 0)
 
 

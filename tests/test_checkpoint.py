@@ -18,7 +18,8 @@ import pytest
 import torch
 from torch import nn
 
-from seedrl.config import AlgorithmConfig, ModelConfig, Optimizer
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.config import ModelConfig
 from seedrl.errors import RunDirectoryError
 from seedrl.learning.optimizer import build_optimizer
 from seedrl.models.base import core_size_of

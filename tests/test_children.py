@@ -4,13 +4,14 @@ import math
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seedrl.config import RunConfig
+from seedrl.config import ActorsConfig, RunConfig
 from seedrl.launching import local
 from seedrl.launching.children import CRASH_SECONDS, Child, Crashes, signal_of
 from seedrl.launching.local import Supervisor, _with_a_port
@@ -46,7 +47,9 @@ def test_signal_of_exit_code(code: int, name: str) -> None:
 
 
 def ending_with(code: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"], start_new_session=True)
+    """Start a process that ends with this exit code, or by this signal if it is negative."""
+    words = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
+    return subprocess.Popen([sys.executable, "-c", words], start_new_session=True)
 
 
 def test_child_is_started_again_when_due_and_not_before() -> None:
@@ -129,6 +132,20 @@ def test_supervisor_that_was_signalled_restarts_nothing(supervisor: Supervisor) 
     tell(supervisor)
     supervisor._signalled_at = 1.0
     assert not supervisor._is_worth_restarting(-9)
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (7, 7), (-signal.SIGKILL, 128 + signal.SIGKILL)])
+def test_supervisor_that_was_signalled_ends_with_the_code_of_its_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: int
+) -> None:
+    """A learner that fails while it stops must not look like one that has stopped cleanly."""
+    supervisor = Supervisor(RunConfig(run_dir=str(tmp_path / "run"), actors=ActorsConfig(count=0)), [])
+    supervisor._learner = Child(LEARNER, lambda: ending_with(code))
+    monkeypatch.setattr(supervisor, "_forward_signals", lambda: None)  # pytest keeps its own
+    supervisor._signalled_at = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        supervisor.run()
+    assert ended.value.code == expected
 
 
 def test_supervisor_gives_up_on_a_learner_that_crashes_too_often_and_says_why(

@@ -514,6 +514,14 @@ def test_makefile_targets_all_have_a_line_of_help() -> None:
     assert [name for name, meaning in targets().items() if not meaning] == []
 
 
+def test_makefile_train_installs_no_development_tools() -> None:
+    installs = {
+        target: re.findall(r"-e '\.\[(.+?)\]'", run("make", "--dry-run", "--always-make", target))
+        for target in ("train", "lint")
+    }
+    assert installs == {"train": ["all,plot"], "lint": ["all,plot", "dev"]}
+
+
 @pytest.mark.parametrize("line", documented("make"))
 def test_documented_make_targets_exist(line: str) -> None:
     named = [word for word in shlex.split(line)[1:] if "=" not in word and not word.startswith("-")]

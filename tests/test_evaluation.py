@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from envs_server.counting import ENV, STEP, CountingPool
 from seedrl.config import ActorsConfig, LearnerConfig, evaluation_envs
 from seedrl.errors import ConfigError
+from seedrl.serving.seats import EVALUATION, Seat, planned_seats
 from seedrl.serving.sessions import SessionTable
 from seedrl.specs import ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
@@ -37,8 +38,8 @@ class Undecided(nn.Module):
         return ModelOutput(self.numbers.expand(*rows, -1), inputs.reward), core_state
 
 
-def alternating(count: int) -> list[bool]:
-    return [number % 2 == 1 for number in range(count)]
+def alternating(count: int, evaluation: Seat = EVALUATION) -> list[Seat]:
+    return [evaluation if number % 2 == 1 else Seat() for number in range(count)]
 
 
 def take_all(rig: Rig) -> Unrolls:
@@ -75,12 +76,13 @@ def test_check_share_that_leaves_nothing_to_train_on_is_refused(share: float, en
 
 def test_join_sessions_are_told_apart_by_environment() -> None:
     config = LearnerConfig(actors=ActorsConfig(envs=8, evaluation=0.25))
-    session, _ = SessionTable(config, job_seed=lambda _: 1).join(Hello("a"))
-    assert session.evaluates is not None
-    assert session.evaluates.tolist() == [True, False, False, False, True, False, False, False]
+    table = SessionTable(config, lambda _: 1, planned_seats(config.actors))
+    session, _ = table.join(Hello("a"))
+    seats = table.seats
+    assert (~seats.is_trained[session.slots]).tolist() == [True, False, False, False, True, False, False, False]
+    assert seats.temperature[session.slots].tolist() == [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
     config.actors.evaluation = 0.0
-    session, _ = SessionTable(config, job_seed=lambda _: 1).join(Hello("a"))
-    assert session.evaluates is None
+    assert planned_seats(config.actors) == [Seat()] * 8
 
 
 # What they do.
@@ -113,8 +115,8 @@ def test_run_evaluation_rows_take_the_mean_of_amounts_while_others_draw() -> Non
 
 def test_run_evaluation_that_is_not_greedy_samples() -> None:
     spec = make_spec(num_actions=3)
-    rig = Rig(spec, Undecided(spec), slots=64, greedy=False)
-    (action,) = rig.run(rig.request(rig.join(range(64), [True] * 64), FakePool(make_job(64)).recv()))
+    rig = Rig(spec, Undecided(spec), slots=64)
+    (action,) = rig.run(rig.request(rig.join(range(64), [Seat(is_trained=False)] * 64), FakePool(make_job(64)).recv()))
     assert len(np.unique(action)) == 3
 
 
@@ -125,13 +127,13 @@ def test_run_evaluation_that_is_not_greedy_samples() -> None:
 def test_run_no_evaluation_row_reaches_a_train_batch_and_no_other_row_is_missing(
     group_size: int, tmp_path: Any
 ) -> None:
-    """Counting environments sign every row; a thousand rows of each."""
+    """Counting environments sign every row; 301 rows of each."""
     pool = CountingPool(make_job(8, group_size, env_id="counting"))
     model = CountingModel(pool.spec, violations=str(tmp_path / "violations"))
     rig = Rig(pool.spec, model, slots=8, capacity=16, unroll_length=4)
     session, oracle = rig.join([5, 3, 1, 7, 0, 2, 4, 6], alternating(8)), UnrollCheck()
     trained: list[np.ndarray] = []
-    for _ in range(1000 * 8 // group_size):
+    for _ in range(301 * 8 // group_size):
         rig.play(session, pool, steps=1)
         if rig.store.ready:
             unrolls = take_all(rig)
@@ -140,9 +142,9 @@ def test_run_no_evaluation_row_reaches_a_train_batch_and_no_other_row_is_missing
     rows = np.concatenate(trained)
     assert set(rows[:, ENV].tolist()) == {0, 2, 4, 6}
     for env in (0, 2, 4, 6):
-        assert sorted(rows[rows[:, ENV] == env, STEP].tolist()) == list(range(996))
-    assert rig.metrics.unrolls_made == 4 * 249
-    assert rig.metrics.rows == 8000
+        assert sorted(rows[rows[:, ENV] == env, STEP].tolist()) == list(range(300))
+    assert rig.metrics.unrolls_made == 4 * 75
+    assert rig.metrics.rows == 8 * 301
 
 
 @pytest.mark.parametrize("unroll_length", [1, 2, 5])
@@ -153,7 +155,7 @@ def test_run_evaluation_sees_the_frames_and_remembers_the_core_state_of_a_slot_t
     pool = FakePool(make_job(1), episode_length=7)
     model = make_model(stacked(pool.spec, 3), core_size=2)
     rig = Rig(pool.spec, model, slots=2, unroll_length=unroll_length, frame_stack=3)
-    session = rig.join([0, 1], [False, True])
+    session = rig.join([0, 1], [Seat(), EVALUATION])
     outputs: list[Tensor] = []
     with rig.policy.read() as (current, _):
         current.register_forward_hook(
@@ -168,7 +170,8 @@ def test_run_evaluation_sees_the_frames_and_remembers_the_core_state_of_a_slot_t
             flags=np.repeat(rows.flags, 2),
         )
         rig.run(rig.request(session, twice))
-        rig.store.discard()
+        if rig.store.ready:
+            take_all(rig)
         pool.send(np.zeros(1, np.int32), rows.env_id)
     for output in outputs:
         torch.testing.assert_close(output[0], output[1], rtol=0, atol=0)
@@ -178,33 +181,32 @@ def test_run_evaluation_sees_the_frames_and_remembers_the_core_state_of_a_slot_t
 def test_run_evaluation_never_waits_for_room_in_the_store() -> None:
     rig = Rig(make_spec(), slots=2, capacity=0, unroll_length=2)
     pool = FakePool(make_job(2))
-    rig.play(rig.join([0, 1], [True, True]), pool, steps=50)  # asserts that no unroll waits
-    assert rig.store.completed == 0
+    rig.play(rig.join([0, 1], [EVALUATION] * 2), pool, steps=50)  # asserts that no unroll waits
+    assert rig.selector.added == 0
 
 
 def test_claim_slots_change_between_evaluation_and_training_with_their_sessions() -> None:
     rig = Rig(make_spec(), slots=2, unroll_length=4)
-    first = rig.join([0, 1], [True, False])
+    first = rig.join([0, 1], [EVALUATION, Seat()])
     rig.play(first, FakePool(make_job(2)), steps=3)
     rig.inference.release(first)
     assert rig.metrics.rows_dropped["partial_unroll"] == 3  # evaluation had nothing to lose
     assert rig.metrics.unrolls_dropped["session_ended"] == 1
-    assert not rig.slots.any_evaluate
-    rig.play(rig.join([0, 1], [False, True]), FakePool(make_job(2)), steps=9)
+    rig.play(rig.join([0, 1], [Seat(), EVALUATION]), FakePool(make_job(2)), steps=9)
     assert take_all(rig).inputs.observation[..., 0].unique().tolist() == [0.0]
 
 
 # What is counted.
 
 
-def play_mixed(rig: Rig, evaluates: Sequence[bool]) -> None:
+def play_mixed(rig: Rig, seats: Sequence[Seat]) -> None:
     """Eight episodes of five steps in each of four environments, but for the last step of the last one."""
-    rig.play(rig.join(range(4), evaluates), FakePool(make_job(4), episode_length=5), steps=8 * 6 - 1)
+    rig.play(rig.join(range(4), seats), FakePool(make_job(4), episode_length=5), steps=8 * 6 - 1)
 
 
 def test_run_evaluation_is_counted_apart() -> None:
     rig = Rig(make_spec(), slots=4)
-    play_mixed(rig, [True, False, False, False])
+    play_mixed(rig, [EVALUATION, *[Seat()] * 3])
     metrics = rig.metrics
     assert (metrics.env_steps, metrics.eval_steps) == (3 * 39, 39)
     assert (metrics.episodes, metrics.eval_episodes) == (3 * 7, 7)
@@ -217,7 +219,7 @@ def test_run_evaluation_is_counted_apart() -> None:
 
 def test_run_without_evaluation_counts_none() -> None:
     rig = Rig(make_spec(), slots=4)
-    play_mixed(rig, [False] * 4)
+    play_mixed(rig, [Seat()] * 4)
     metrics = rig.metrics
     assert (metrics.env_steps, metrics.eval_steps, metrics.eval_episodes) == (4 * 39, 0, 0)
     assert metrics.eval_return_mean_100 is None

@@ -21,8 +21,8 @@ from seedrl.errors import ConfigError, EnvFailed
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import ArraySpec, EnvSpec, discrete, tree_map
 from tests.fakes import make_job
-from tests.integration.waiting import eventually
-from tests.simulators import Counter
+from tests.integration.waiting import DEADLINE, eventually
+from tests.simulators import Counter, released_at_the_end
 
 BOTH = pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
 
@@ -208,11 +208,13 @@ def test_abandon_brings_back_a_thread_that_waits_for_a_hanging_environment(proce
         except EnvFailed as error:
             errors.append(error)
 
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    eventually(lambda: not pool._answers.qsize() and not waiting.join(0.2))
-    pool.abandon()
-    waiting.join(20)
+    with released_at_the_end():
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        eventually(lambda: not pool._answers.qsize() and not waiting.join(0.2))
+        pool.abandon()
+        waiting.join(DEADLINE)
+        assert not waiting.is_alive()
     assert [str(error) for error in errors] == ["the environments were abandoned"]
     assert living() == []
 

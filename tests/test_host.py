@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from seedrl.launching.host import Host, free_ports
-from tests.integration.waiting import eventually
+from tests.integration.waiting import eventually, free_address
 
 PROGRAM = "import os, sys; print('one'); print('two', os.environ['A']); print(os.getcwd()); sys.exit(5)"
 
@@ -61,8 +61,8 @@ def test_process_ends_at_once_with_its_host(program: Path, is_running: bool) -> 
 
 
 def test_port_that_is_asked_for_is_kept_if_it_is_free() -> None:
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = int(free_address().rpartition(":")[2])
+    with socket.create_server(("", port)):
         other, another = free_ports([port, 0])
         assert len({port, other, another}) == 3
     assert free_ports([port]) == [port]

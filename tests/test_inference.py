@@ -14,7 +14,6 @@ from seedrl.config import ModelConfig
 from seedrl.models.build import build_model
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.serving.inference import Noise
-from seedrl.serving.sessions import Exploration
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from tests.fakes import FakePool, make_job, make_spec
@@ -59,7 +58,7 @@ def watch_observations(rig: Rig) -> list[Tensor]:
 
 
 def test_stack_real_pong_equals_envpools_own_byte_for_byte() -> None:
-    envs, steps, unroll_length = 3, 700, 7
+    envs, steps, unroll_length = 3, 350, 7
 
     def make_pool(stack_num: int) -> EnvPool:
         options = {"stack_num": stack_num, "max_episode_steps": 45, "noop_max": 4}
@@ -85,8 +84,8 @@ def test_stack_real_pong_equals_envpools_own_byte_for_byte() -> None:
             del expected[:-1]
         newest_only.send(action, rows.env_id)
         reference.send(action, own.env_id)
-    assert rig.store.completed == envs * ((steps - 1) // unroll_length)
-    assert resets > 40
+    assert rig.selector.added == envs * ((steps - 1) // unroll_length)
+    assert resets > 20
 
 
 # Replay.
@@ -229,7 +228,7 @@ def test_release_of_a_session_whose_unrolls_wait_for_room_discards_those_too() -
         assert rig.store.take(1, timeout=0) is not None
         rig.inference.finish_unrolls()
     assert rig.inference.finish_unrolls()
-    assert rig.store.completed == 3
+    assert rig.selector.added == 3
     assert rig.metrics.unrolls_dropped["session_ended"] == 2  # one that waited, one that had just begun
 
 
@@ -377,11 +376,13 @@ def test_run_observation_is_moved_once_and_trained_on_from_the_store(monkeypatch
     pool = NoisyPool(make_job(2), shape=(1, 8, 8), dtype="uint8")
     rig = Rig(pool.spec, slots=2, unroll_length=4, frame_stack=4)
     written: list[np.ndarray] = []
-    write = rig.store.write_frames
-    monkeypatch.setattr(rig.store, "write_frames", lambda frame, rows: (written.append(rows), write(frame, rows)))
+    write = rig.store.columns.write_frames
+    monkeypatch.setattr(
+        rig.store.columns, "write_frames", lambda frame, rows: (written.append(rows), write(frame, rows))
+    )
     history = rig.play(rig.join([0, 1]), pool, steps=5)
     assert all(array is rows.observation for array, rows in zip(written, history, strict=True))
-    rig.store._frames.words.view(torch.uint8).fill_(77)  # training has no other source
+    rig.store.columns._frames.words.view(torch.uint8).fill_(77)  # training has no other source
     unrolls = rig.store.take(2, timeout=0)
     assert unrolls is not None
     assert unrolls.inputs.observation.unique().tolist() == [77]
@@ -398,13 +399,13 @@ def test_finish_unrolls_full_store_goes_on_as_the_learner_takes() -> None:
     rig.inference.run([rig.request(session, pool.recv())])
     assert [len(action) for _, action in rig.answers] == [2]  # whoever waits is answered first
     assert not rig.inference.finish_unrolls()
-    assert rig.store.completed == 2
+    assert rig.selector.added == 2
     assert rig.store.take(1, timeout=0) is not None
     assert not rig.inference.finish_unrolls()  # there was room for one of two
-    assert rig.store.completed == 3
+    assert rig.selector.added == 3
     assert rig.store.take(2, timeout=0) is not None
     assert rig.inference.finish_unrolls()
-    assert rig.store.completed == 4
+    assert rig.selector.added == 4
 
 
 # Exploration.
@@ -415,7 +416,7 @@ def test_run_session_that_explores_is_recorded_with_what_its_actions_were_drawn_
     pools = [FakePool(make_job(2)) for _ in range(2)]
     rig = Rig(pools[0].spec, slots=4, unroll_length=4)
     plain, hot = rig.join([0, 1]), rig.join([2, 3])
-    hot.exploration = Exploration(temperature=3.0, epsilon=0.25)
+    rig.seats.explore(hot.slots, temperature=3.0, epsilon=0.25)
     for _ in range(5):
         rows = [pool.recv() for pool in pools]
         actions = rig.run(rig.request(plain, rows[0]), rig.request(hot, rows[1]))
@@ -433,7 +434,7 @@ def test_run_session_that_explores_draws_with_those_probabilities() -> None:
     model = Telling(num_actions=3)  # certain of itself
     rig = Rig(make_spec(), model, slots=1000)
     session = rig.join(range(1000))
-    session.exploration = Exploration(epsilon=0.6)
+    rig.seats.explore(session.slots, temperature=None, epsilon=0.6)
     (action,) = rig.run(rig.request(session, make_rows(np.ones((1000, 2), np.float32))))
     shares = np.bincount(action, minlength=3) / 1000
     np.testing.assert_allclose(shares, [0.2, 0.6, 0.2], atol=0.05)

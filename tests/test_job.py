@@ -1,13 +1,17 @@
 """The builder gives what the command line gives, and processes know who they are."""
 
+import re
+from collections.abc import Callable
+
 import pytest
 
-from seedrl.commands import compose
-from seedrl.config import Engine, LaunchConfig, RoleConfig
+from seedrl.commands import check_launch, compose
+from seedrl.config import Engine, LaunchConfig, RoleConfig, RunConfig
 from seedrl.errors import ConfigError
 from seedrl.job import Job
 from seedrl.launching.environment import variables
 from seedrl.run.identity import Identity, identity
+from tests.readme import ROOT
 
 
 def test_builder_makes_exactly_what_the_command_line_makes() -> None:
@@ -15,8 +19,8 @@ def test_builder_makes_exactly_what_the_command_line_makes() -> None:
         Job()
         .env("Pong-v5", episodic_life=True)
         .learner(ranks=2, device="cpu", gpus=0.5, env={"OMP_NUM_THREADS": "2"})
-        .actors(total=8, per_node=4, envs=64, at_most=16, cpus=2, selector={"pool": "cpu"})
-        .place("collocate")
+        .actors(total=8, per_node=4, envs=64, cpus=2, selector={"pool": "cpu"})
+        .place("collocate", "spread")
         .restarts(learner=7, actors=9)
         .environment(TZ="UTC")
         .on("ray", address="head:6379")
@@ -24,8 +28,8 @@ def test_builder_makes_exactly_what_the_command_line_makes() -> None:
         .build()
     )
     words = """env=any env.id=Pong-v5 +env.options.episodic_life=true ranks.count=2 device=cpu launch.learner.gpus=0.5
-        +launch.learner.env.OMP_NUM_THREADS='2' actors.count=8 actors.envs=64 actors.at_most=16 launch.per_node=4
-        launch.actor.cpus=2 +launch.actor.selector.pool=cpu launch.placement=[per_node,collocate] max_restarts=7
+        +launch.learner.env.OMP_NUM_THREADS='2' actors.count=8 actors.envs=64 launch.per_node=4 launch.actor.cpus=2
+        +launch.actor.selector.pool=cpu launch.placement=[collocate,spread] max_restarts=7
         actors.max_restarts=9 +launch.env.TZ=UTC launch=ray launch.address='head:6379' algorithm.learning_rate=1e-4
         seed=3"""
     assert built.config == compose("run", words.split())
@@ -42,9 +46,59 @@ def test_builder_leaves_earlier_jobs_alone() -> None:
     assert job.build().config.actors.count == 1
 
 
-def test_builder_refuses_what_cannot_work() -> None:
-    with pytest.raises(ConfigError, match=r"ranks.count=0 must be at least 1"):
-        Job().learner(ranks=0).build()
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (Job().learner(ranks=0), r"^ranks.count=0 must be at least 1$"),
+        (Job().learner(ranks=2), r"^ranks.count=2 needs an engine that starts several ranks: launch=torchrun"),
+        (Job().actors(total=8, per_node=4), r"^launch.per_node=4 is less than the 8 actors of this machine"),
+        (Job().actors(total=1, at_most=8, per_node=4), r"^launch.per_node=4 is less than the 8 actors"),
+        (Job().learner(ranks=2).actors(total=1).on("torchrun"), r"leaves some of ranks.count=2 without an actor"),
+        (Job().on("ray").actors(at_most=3, per_node=2), r"at_most=3 and launch.per_node=2 do not fit"),
+        (Job().on("ray").actors(at_most=3).place("collocate"), r"at_most=3 and launch.placement=\[collocate\] do"),
+        (Job().on("kubernetes").env("pong"), r"starts nothing by itself.*: seedrl render out=manifests env=pong$"),
+        (Job().learner(cpus=-1), r"^launch.learner: cpus, gpus and memory_gb must not be negative$"),
+        (Job().learner(brains=2), r"brains"),
+        (Job().set("algoritm.batch_size=3"), r"^Could not override 'algoritm.batch_size'.*"),
+        (Job().set(seed="many"), r"seed.*"),
+        (Job("not an override"), r"not an override"),
+    ],
+)
+def test_builder_refuses_in_words_what_submit_would_refuse(job: Job, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        job.build()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("wrong", [lambda: Job().on("slurm"), lambda: Job().place("per_node")])
+def test_builder_names_the_choices_there_are(wrong: Callable[[], Job]) -> None:
+    with pytest.raises(ConfigError, match=r"is none of (local, torchrun, ray, kubernetes|collocate, spread)$"):
+        wrong()
+
+
+def test_builder_gives_a_preset_other_options_and_new_ones() -> None:
+    options = Job().env("atari", episodic_life=True, img_height=64).build().config.env.options
+    assert (options["episodic_life"], options["img_height"], options["noop_max"]) == (True, 64, 30)
+
+
+def test_builder_line_of_the_readme_is_a_job_that_can_be_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    [line] = re.findall(r"`(Job\(\).+?)`", (ROOT / "README.md").read_text())
+    launched: list[tuple[RunConfig, list[str]]] = []
+    monkeypatch.setattr("seedrl.job.launch_job", lambda config, overrides: launched.append((config, overrides)))
+    exec(line, {"Job": Job})  # noqa: S102
+    [(config, overrides)] = launched
+    check_launch(config, overrides)
+    assert (config.launch.engine, config.ranks.count, config.launch.per_node) == (Engine.ray, 2, 4)
+    assert (config.launch.name, config.run_dir) == ("name", "runs/Pong-v5/name")
+
+
+def test_builder_submits_under_a_name_with_quotes_and_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[RunConfig] = []
+    monkeypatch.setattr("seedrl.job.launch_job", lambda config, overrides: launched.append(config))
+    Job().env("cartpole").build().submit("it's, the = third")
+    assert [(config.launch.name, config.run_dir) for config in launched] == [
+        ("it's, the = third", "runs/CartPole-v1/it's, the = third")
+    ]
 
 
 def test_variables_of_the_role_win_over_the_jobs_and_those_over_ours() -> None:

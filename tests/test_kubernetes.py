@@ -1,10 +1,11 @@
 """Manifests of a job: Kubernetes' schemas accept them, they fit together, and pods get the job that was asked for."""
 
+import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -23,14 +24,17 @@ from seedrl.config import ActorConfig, CertsConfig, LearnerConfig, RunConfig
 from seedrl.errors import ConfigError
 from seedrl.launching.cluster import PodJob
 from seedrl.launching.kubernetes import MARK, files
+from seedrl.launching.liveness import is_live
 from seedrl.launching.pods import image
+from seedrl.monitoring.endpoint import Endpoint, Page
 from seedrl.run.directory import plain
 from seedrl.wire.certificates import make
 from seedrl.wire.security import exposures
+from tests.integration.support import grpc_server
 from tests.integration.waiting import free_address
 from tests.manifests import GOLDEN, VARIANTS, documents, job_of, objects, rendered, stable
 from tests.programs import needed
-from tests.test_contracts import run
+from tests.test_contracts import ROOT, run
 
 OLDEST, NEWEST = "1.27", kubernetes_validate.latest_version()
 DOCS = Path(__file__).parents[1] / "docs/kubernetes"
@@ -191,6 +195,7 @@ def test_torchrun_gives_rank_0_to_the_first_name_whoever_comes_first(tmp_path: P
     finally:
         for process in started.values():
             process.kill()
+            process.communicate()
     assert said == {"127.0.0.1": "rank 0 of 2", "127.0.0.2": "rank 1 of 2"}
 
 
@@ -245,11 +250,49 @@ def test_probes_ask_for_live_and_ready_where_the_pages_are(variant: str) -> None
         container = container_of(job, role)
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert config.metrics == f"0.0.0.0:{ports['metrics']}"
-        assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+        if role == "actor" or job.ranks == 1:
+            assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
         assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
         annotations = pod_of(job, role)["metadata"]["annotations"]
         assert annotations["prometheus.io/port"] == str(ports["metrics"])
     assert container_of(job, "learner")["startupProbe"]["httpGet"]["path"] == "/healthz"
+
+
+def test_liveness_of_several_ranks_tolerates_that_torchrun_restarts_one() -> None:
+    """While torchrun restarts a rank nothing listens at its metrics port; an HTTP probe would end the container."""
+    probe = container_of(rendered("two_ranks"), "learner")["livenessProbe"]
+    *command, port = probe["exec"]["command"]
+    assert port == "9464"
+    with socket.socket() as bound:  # and listening to nobody, so that the port stays closed
+        bound.bind(("localhost", 0))
+        closed = bound.getsockname()[1]
+        command = [sys.executable, *command[1:]]
+        done = subprocess.run([*command, str(closed)], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+        assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, True), (503, False)])
+def test_liveness_is_what_a_rank_that_listens_answers(status: int, expected: bool) -> None:
+    endpoint = Endpoint("127.0.0.1:0", {"/healthz": lambda: Page(b"", status=status)}, on_error=lambda words: None)
+    address = endpoint.start()
+    try:
+        assert is_live(int(address.rpartition(":")[2])) is expected
+    finally:
+        endpoint.stop()
+
+
+def test_liveness_fails_for_a_rank_that_accepts_and_never_answers() -> None:
+    with socket.create_server(("localhost", 0)) as silent:
+        assert not is_live(silent.getsockname()[1], answer_seconds=0.05)
+
+
+def test_ranks_meet_in_a_new_store_after_each_restart() -> None:
+    """torchrun would keep its store over restarts, and ranks would find the addresses of the dead there."""
+    variables = {each["name"]: each.get("value") for each in container_of(rendered("two_ranks"), "learner")["env"]}
+    assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    for variant, role in (("one_rank", "learner"), ("two_ranks", "actor")):
+        names = {each["name"] for each in container_of(rendered(variant), role)["env"]}
+        assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in names
 
 
 @variants
@@ -324,18 +367,18 @@ def test_only_pages_are_open_unless_the_job_is_insecure(variant: str) -> None:
 def test_certificate_of_the_instructions_is_for_every_name_of_the_learner(host: str, is_covered: bool) -> None:
     """As gRPC sees it, which has rules of its own for names with a star."""
     made = make(CertsConfig(hosts=rendered("two_ranks").certificate_hosts))
-    server = grpc.server(ThreadPoolExecutor(1))
     pair = (made["server.key"], made["server.pem"])
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], made["ca.pem"], True))
     own = grpc.ssl_channel_credentials(made["ca.pem"], made["client.key"], made["client.pem"])
-    server.start()
-    name = [("grpc.ssl_target_name_override", host)]
-    with grpc.secure_channel(f"127.0.0.1:{port}", own, options=name) as channel:
-        states: Queue[grpc.ChannelConnectivity] = Queue()
-        channel.subscribe(states.put, try_to_connect=True)
-        ends = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
-        state = next(state for state in iter(lambda: states.get(timeout=60), None) if state in ends)
-    server.stop(None)
+    with grpc_server(threads=1) as server:
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], made["ca.pem"], True))
+        server.start()
+        name = [("grpc.ssl_target_name_override", host)]
+        with grpc.secure_channel(f"127.0.0.1:{port}", own, options=name) as channel:
+            states: Queue[grpc.ChannelConnectivity] = Queue()
+            channel.subscribe(states.put, try_to_connect=True)
+            ends = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+            state = next(state for state in iter(lambda: states.get(timeout=60), None) if state in ends)
+            channel.unsubscribe(states.put)
     assert state is (ends[0] if is_covered else ends[1])
 
 
@@ -470,7 +513,7 @@ def test_name_is_the_environments_as_a_service_can_have_it(overrides: str, name:
         ("+launch.env.POD_NAME=x", "POD_NAME is set by the manifests"),
         ("launch.image=seedrl@sha256:0", "launch.image=seedrl@sha256:0 is one image"),
         ("launch.storage_gb=0", "launch.storage_gb=0.0 must be positive"),
-        ("launch.per_node=2", "launch.per_node=2 and launch.placement=\\[\\] do not fit"),
+        ("launch.per_node=-1", "launch.per_node=-1 must not be negative"),
         ("security.certificate_file=server.pem", "security.certificate_file=server.pem is a file of this machine"),
         ("security.token_file=token", "security.token_file=token is a file of this machine"),
         ("run_dir=runs/a", "run_dir=runs/a is a directory of this machine"),
@@ -492,7 +535,7 @@ def test_ranks_that_serve_nobody_are_refused() -> None:
 
 
 def command(*arguments: str) -> None:
-    main(["render", "target=kubernetes", *arguments])
+    main(["render", *arguments])
 
 
 def test_render_writes_the_files_and_says_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from seedrl.learning.losses import LossParts
 
-from seedrl.config import AlgorithmConfig, Optimizer
+from seedrl.algorithms.base import Loss
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
 from seedrl.learning.learner import PATIENCE, REPORT_EVERY
 from tests.builders import LearnerParts, learner_parts, record, same, weights
 from tests.fakes import TinyModel, make_spec
@@ -23,7 +23,7 @@ def test_learner_update_with_a_train_batch_trains_and_counts() -> None:
     parts = learner_parts()
     before = weights(parts.learner.model)
     parts.record()
-    assert parts.learner.update(timeout=0)
+    assert parts.update()
     assert not same(weights(parts.learner.model), before)
     assert parts.metrics.updates == 1
     assert parts.metrics.trained_steps == PER_BATCH
@@ -35,17 +35,16 @@ def test_learner_update_without_a_train_batch_returns_false_and_changes_nothing(
     parts = learner_parts()
     record(parts.store, parts.learner.model, parts.spec, unrolls=1)  # one short of a train batch
     before = weights(parts.learner.model)
-    assert not parts.learner.update(timeout=0)
+    assert not parts.update()
     assert same(weights(parts.learner.model), before)
     assert parts.metrics.updates == parts.metrics.trained_steps == 0
-    assert sum(parts.metrics.learner_seconds.values()) == parts.metrics.learner_seconds["wait"]
     assert parts.store.ready == 1
 
 
 def test_learner_updates_take_one_train_batch_each() -> None:
     parts = learner_parts()
     parts.record(batches=3)
-    assert [parts.learner.update(timeout=0) for _ in range(4)] == [True, True, True, False]
+    assert [parts.update() for _ in range(4)] == [True, True, True, False]
     assert parts.metrics.updates == 3
     assert parts.metrics.trained_steps == 3 * PER_BATCH
     assert parts.store.ready == 0
@@ -57,7 +56,7 @@ def test_learner_repeated_updates_lower_the_value_loss(optimizer: Optimizer) -> 
     losses = []
     for _ in range(3 * REPORT_EVERY):
         parts.record()
-        parts.learner.update(timeout=0)
+        parts.update()
         losses.append(parts.metrics.algorithm["value_loss"])
     assert losses[-1] < 0.8 * losses[0]
 
@@ -66,11 +65,11 @@ def test_learner_publish_serves_the_trained_weights_under_the_number_of_updates(
     parts = learner_parts()
     before = served_weights(parts)
     parts.record(batches=2)
-    parts.learner.update(timeout=0)
-    parts.learner.update(timeout=0)
+    parts.update()
+    parts.update()
     assert same(served_weights(parts), before)
     assert parts.policy.version == 0
-    parts.learner.publish()
+    parts.learner.publish(parts.policy)
     assert same(served_weights(parts), weights(parts.learner.model))
     assert parts.policy.version == 2
 
@@ -80,8 +79,8 @@ def test_learner_policy_lag_is_the_updates_since_the_weights_that_acted() -> Non
     parts.metrics.updates = 5
     parts.record(policy_version=3)
     parts.record(policy_version=6)
-    parts.learner.update(timeout=0)  # 5 updates, acted by 3
-    parts.learner.update(timeout=0)  # 6 updates, acted by 6
+    parts.update()  # 5 updates, acted by 3
+    parts.update()  # 6 updates, acted by 6
     assert parts.metrics.policy_lag.mean == 1.0  # mean of 2 and 0
 
 
@@ -90,7 +89,7 @@ def test_learner_policy_lag_of_a_mixed_train_batch_is_the_mean() -> None:
     parts.metrics.updates = 5
     for version in (1, 4):
         record(parts.store, parts.learner.model, parts.spec, unrolls=1, policy_version=version)
-    parts.learner.update(timeout=0)
+    parts.update()
     assert parts.metrics.policy_lag.mean == 2.5
 
 
@@ -98,14 +97,14 @@ def test_learner_policy_lag_after_many_millions_of_updates_is_exact() -> None:
     parts = learner_parts()
     parts.metrics.updates = 2**24 + 3  # whole numbers beyond 2**24 do not all fit float32
     parts.record(policy_version=2**24 + 1)
-    parts.learner.update(timeout=0)
+    parts.update()
     assert parts.metrics.policy_lag.mean == 2.0
 
 
 def test_learner_losses_are_reported_with_the_gradient_norm() -> None:
     parts = learner_parts()
     parts.record()
-    parts.learner.update(timeout=0)
+    parts.update()
     metrics = parts.metrics
     reported = metrics.algorithm
     assert all(math.isfinite(reported[name]) and reported[name] for name in ("loss", "policy_loss", "value_loss"))
@@ -119,19 +118,19 @@ def test_learner_gradient_that_is_not_finite_is_skipped_and_counted(optimizer: O
     parts = learner_parts(AlgorithmConfig(optimizer=optimizer))
     before = weights(parts.learner.model)
     record(parts.store, parts.learner.model, parts.spec, unrolls=2, reward=lambda reward: reward * math.nan)
-    assert parts.learner.update(timeout=0)
+    assert parts.update()
     assert same(weights(parts.learner.model), before)
-    assert not parts.learner.optimizer.state
+    assert not parts.learner._optimizer.state
     assert (parts.metrics.skipped_updates, parts.metrics.updates) == (1, 1)
 
 
 def test_learner_after_a_skipped_update_trains_as_if_it_had_not_been() -> None:
     disturbed, quiet = learner_parts(), learner_parts()
     record(disturbed.store, disturbed.learner.model, disturbed.spec, unrolls=2, reward=lambda reward: reward * math.nan)
-    disturbed.learner.update(timeout=0)
+    disturbed.update()
     for parts in (disturbed, quiet):
         parts.record()
-        parts.learner.update(timeout=0)
+        parts.update()
     assert same(weights(disturbed.learner.model), weights(quiet.learner.model))
     assert disturbed.metrics.skipped_updates == 1
 
@@ -140,7 +139,7 @@ def disturb(parts: LearnerParts, updates: int) -> None:
     """Updates whose gradients are not finite."""
     for _ in range(updates):
         record(parts.store, parts.learner.model, parts.spec, unrolls=2, reward=lambda reward: reward * math.nan)
-        parts.learner.update(timeout=0)
+        parts.update()
 
 
 def test_learner_has_diverged_after_ten_skipped_updates_in_a_row() -> None:
@@ -160,7 +159,7 @@ def test_learner_has_not_diverged_while_some_updates_are_finite() -> None:
     for _ in range(3):
         disturb(parts, PATIENCE - 1)
         parts.record()
-        parts.learner.update(timeout=0)
+        parts.update()
         assert parts.learner.skipped_in_a_row == 0
     assert not parts.learner.has_diverged
 
@@ -169,9 +168,9 @@ def test_learner_loss_that_is_infinite_is_skipped_although_its_gradient_is_finit
     parts = learner_parts()
     before = weights(parts.learner.model)
     parts.record()
-    parts.learner.update(timeout=0)  # gives parameters a gradient
+    parts.update()  # gives parameters a gradient
     changed = weights(parts.learner.model)
-    infinite = LossParts(*(torch.tensor(math.inf) for _ in LossParts._fields))
+    infinite = Loss(torch.tensor(math.inf), {})
     parts.learner._step_if_finite(infinite, torch.tensor(1.0))
     assert same(weights(parts.learner.model), changed)
     assert not same(changed, before)
@@ -183,8 +182,8 @@ def test_learner_learning_rate_follows_the_env_steps(steps: int, expected: float
     parts = learner_parts(AlgorithmConfig(learning_rate=0.1, learning_rate_end=0.02), stop_at=1000)
     parts.steps = steps
     parts.record()
-    parts.learner.update(timeout=0)
-    assert parts.learner.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+    parts.update()
+    assert parts.learner._optimizer.param_groups[0]["lr"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 0.5), (500, 0.3), (1000, 0.1)])
@@ -192,7 +191,7 @@ def test_learner_entropy_cost_follows_the_env_steps(steps: int, expected: float)
     parts = learner_parts(AlgorithmConfig(entropy_cost=0.5, entropy_cost_end=0.1, value_cost=0.5), stop_at=1000)
     parts.steps = steps
     parts.record()
-    parts.learner.update(timeout=0)
+    parts.update()
     reported = parts.metrics.algorithm
     weighed = reported["policy_loss"] + 0.5 * reported["value_loss"] - reported["loss"]
     assert weighed / reported["entropy"] == pytest.approx(expected, rel=1e-4)
@@ -207,7 +206,7 @@ def test_learner_gradients_are_clipped_before_the_step() -> None:
         parts = learner_parts(algorithm)
         before = weights(parts.learner.model)
         parts.record()
-        parts.learner.update(timeout=0)
+        parts.update()
         moved = [after - before[name] for name, after in weights(parts.learner.model).items()]
         steps[max_norm] = float(torch.cat([change.flatten() for change in moved]).norm())
     assert steps[1e-3] == pytest.approx(1e-3, rel=0.01)
@@ -236,7 +235,7 @@ def test_learner_trains_a_model_with_memory_from_its_core_state() -> None:
     parts = learner_parts(model=TinyModel(spec, core_size=4), spec=spec)
     before = weights(parts.learner.model)
     parts.record()
-    assert parts.learner.update(timeout=0)
+    assert parts.update()
     after = weights(parts.learner.model)
     assert [name for name in before if torch.equal(before[name], after[name])] == []
     assert parts.metrics.algorithm["kl"] == pytest.approx(0.0, abs=1e-6)
@@ -246,7 +245,7 @@ def test_learner_passes_over_a_train_batch_are_updates_and_its_steps_count_once(
     parts = learner_parts(AlgorithmConfig(passes=3))
     parts.record()
     before = weights(parts.learner.model)
-    assert parts.learner.update(timeout=0)
+    assert parts.update()
     assert parts.metrics.updates == 3
     assert parts.metrics.unrolls_trained == 2
     assert parts.metrics.unroll_uses == 6

@@ -9,6 +9,7 @@ from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.run import membership
 from seedrl.run.context import LEARNER, Context, ContextFile, State
 from seedrl.run.membership import Membership
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import SessionTable
 from seedrl.wire.codec import Hello
 
@@ -20,7 +21,7 @@ class Rig:
         config = LearnerConfig()
         config.serving.max_slots, config.actors.envs = 64, 2
         self.file = ContextFile(directory)
-        self.sessions = SessionTable(config, job_seed=lambda _: 0)
+        self.sessions = SessionTable(config, lambda _: 0, planned_seats(config.actors))
         self.serving, self.learning = ServingMetrics(), LearningMetrics(updates=updates)
         self.membership = Membership(
             self.file,

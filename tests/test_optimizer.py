@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from seedrl.config import AlgorithmConfig, Optimizer
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
 from seedrl.learning.optimizer import build_optimizer, clip_gradients, linear
 
 GRADIENTS = [2.0, -0.5]

@@ -54,9 +54,9 @@ def test_actor_has_the_token_of_the_learner_and_a_trust_of_its_own() -> None:
     config = RunConfig()
     config.security.token_file, config.launch.security.ca_file = "token", "ca.pem"
     orders = actor_orders(config, "10.0.0.1:4001", "actor-3")
-    assert {"learner='10.0.0.1:4001'", "name=actor-3", "security.ca_file='ca.pem'"} <= set(orders)
+    assert {"learner='10.0.0.1:4001'", "name='actor-3'", "security.ca_file='ca.pem'"} <= set(orders)
     assert [each for each in orders if "token" in each][-1] == "security.token_file='token'"
-    assert "security.allow_insecure=False" in orders
+    assert "security.allow_insecure=false" in orders
 
 
 def test_cluster_of_several_machines_calls_for_tls_and_token(monkeypatch: pytest.MonkeyPatch) -> None:

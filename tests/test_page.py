@@ -1,5 +1,6 @@
 """The live page in a real browser, served by a real endpoint: what people see, whatever the learner tells it."""
 
+import contextlib
 import itertools
 import json
 import math
@@ -134,25 +135,28 @@ class Document(HTMLParser):
         self._open[-1].children.append(data)
 
 
-@pytest.fixture(scope="module")
-def serve() -> Iterator[Callable[..., str]]:
-    """Serves the page, with a script of the test, beside what it asks for. Every request is answered anew."""
+@contextlib.contextmanager
+def served(status: Callable[[], Any], rows: list[Any] | None = None, script: str = WATCHING) -> Iterator[str]:
+    """Serve the page, with a script of the test, beside what it asks for. Every request is answered anew."""
     chromium()
-    endpoints = []
-
-    def start(status: Callable[[], Any], rows: list[Any] | None = None, script: str = WATCHING) -> str:
-        page = live_page()
-        pages = {
-            "/": lambda: page._replace(content=page.content + f"<script>{script}</script>".encode()),
-            "/status.json": lambda: as_json(status()),
-            "/history.json": lambda: as_json({"rows": history() if rows is None else rows}),
-        }
-        endpoints.append(Endpoint("127.0.0.1:0", pages, clock=itertools.count().__next__))
-        return f"http://{endpoints[-1].start()}/"
-
-    yield start
-    for endpoint in endpoints:
+    page = live_page()
+    pages = {
+        "/": lambda: page._replace(content=page.content + f"<script>{script}</script>".encode()),
+        "/status.json": lambda: as_json(status()),
+        "/history.json": lambda: as_json({"rows": history() if rows is None else rows}),
+    }
+    endpoint = Endpoint("127.0.0.1:0", pages, clock=itertools.count().__next__)
+    try:
+        yield f"http://{endpoint.start()}/"
+    finally:
         endpoint.stop()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """serve(status, rows, script) returns the address of a page."""
+    with contextlib.ExitStack() as until_the_end:
+        yield lambda *arguments, **options: until_the_end.enter_context(served(*arguments, **options))
 
 
 def as_json(value: Any) -> Page:
@@ -173,10 +177,11 @@ def curve(document: Node, key: str) -> list[tuple[float, float]]:
 
 
 @pytest.fixture(scope="module")
-def seen(serve: Callable[..., str]) -> Node:
+def seen() -> Node:
     """A run with nothing wrong but one actor. Looked at once: a browser takes its time to start."""
     actors = [actor(number) for number in range(24)] + [actor(99, silent_seconds=12.0, reconnects=2)]
-    return look(serve(lambda: status(actors=actors)))
+    with served(lambda: status(actors=actors)) as url:
+        return look(url)
 
 
 def test_page_shows_a_run_at_one_look(seen: Node) -> None:

@@ -32,11 +32,11 @@ def test_spread_takes_the_emptiest_machine() -> None:
 
 
 def test_per_node_is_a_limit() -> None:
-    assert actors_by_node(job(actors=3, placement=("per_node",), per_node=1), THREE) == {"a": 1, "b": 1, "c": 1}
+    assert actors_by_node(job(actors=3, per_node=1), THREE) == {"a": 1, "b": 1, "c": 1}
 
 
 def test_collocated_actors_stay_where_ranks_are() -> None:
-    config = job(ranks=2, actors=4, placement=("collocate", "spread", "per_node"), per_node=2)
+    config = job(ranks=2, actors=4, placement=("collocate", "spread"), per_node=2)
     places = place(config, THREE)
     assert {each.node for each in places if each.role == LEARNER} == {"a", "b"}
     assert actors_by_node(config, THREE) == {"a": 2, "b": 2}
@@ -61,10 +61,9 @@ def test_labels_decide_which_machines_count() -> None:
     ("config", "words"),
     [
         (job(actors=12), r"actor 11 fits on no machine: it needs 1 cores, and a has 0 cores left beside 1 learners"),
-        (job(actors=4, placement=("per_node",), per_node=1), r"actor 3 fits on no machine, 1 on a machine"),
+        (job(actors=4, per_node=1), r"actor 3 fits on no machine, 1 on a machine"),
         (job(actors=4, placement=("collocate",)), r"actor 3 fits on no machine beside a rank"),
-        (job(placement=("per_node",)), r"launch.per_node=0 and launch.placement=\['per_node'\] do not fit"),
-        (job(per_node=2), r"launch.per_node=2 and launch.placement=\[\] do not fit"),
+        (job(per_node=-1), r"launch.per_node=-1 must not be negative"),
     ],
 )
 def test_refusal_names_who_fits_nowhere_and_why(config: RunConfig, words: str) -> None:

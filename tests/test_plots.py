@@ -137,7 +137,7 @@ def test_groups_of_other_environments_do_not_lengthen_a_label(tmp_path: Path) ->
 def test_groups_setting_an_older_run_lacks_counts_as_its_default(tmp_path: Path) -> None:
     old, new = leave_run(tmp_path / "old"), leave_run(tmp_path / "new", seed=2)
     settings = yaml.safe_load((old / "config.yaml").read_text())
-    del settings["algorithm"]["rho_bar"]
+    del settings["algorithm"]["discount"]
     (old / "config.yaml").write_text(yaml.safe_dump(settings))
     assert labels(old, new) == ["CartPole-v1 (2 seeds)"]
 

@@ -1,6 +1,7 @@
 """The pool against the real envpool: the same rows, with ends and resets where they belong (invariant 7)."""
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -219,3 +220,18 @@ def test_fake_pool_behaves_like_the_real_one() -> None:
         np.testing.assert_array_equal(rows.flags, real.flags)
         np.testing.assert_array_equal(rows.env_id, real.env_id)
         assert [array.dtype for array in rows] == [array.dtype for array in real]
+
+
+def test_vizdoom_leaves_nothing_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine writes _vizdoom.ini and _vizdoom/ into the directory it is started in."""
+    engines, here = tmp_path / "engines", tmp_path / "here"
+    engines.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("tempfile.tempdir", str(engines))
+    pool = pool_module.make_pool(make_job(1, env_id="HealthGathering-v1"), threads=1)
+    pool.recv()
+    assert any(engines.glob("*/_vizdoom*")), "this is where its engines run"
+    pool.close()
+    assert list(here.iterdir()) == []
+    assert not any(engines.glob("*/vizdoom"))

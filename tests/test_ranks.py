@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -113,10 +114,12 @@ def test_ranks_that_serve_and_train_apart_serve_what_one_process_would(seen: dic
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["die", "hang"])
-def test_rank_whose_fellow_dies_or_hangs_ends_with_a_reason_and_never_waits_for_ever(fault: str) -> None:
+def test_rank_whose_fellow_dies_or_hangs_ends_with_a_reason_and_never_waits_for_ever(
+    fault: str, tmp_path: Path
+) -> None:
     port = free_address().rpartition(":")[2]
     where = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    command = [sys.executable, "-m", "tests.lost_rank", fault]
+    command = [sys.executable, "-m", "tests.lost_rank", fault, str(tmp_path)]
     first, second = (
         subprocess.Popen(command, env={**where, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(2)

@@ -199,15 +199,17 @@ class FakeProcess:
 @pytest.fixture
 def filming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Videos, list[FakeProcess], FakeClock]:
     monkeypatch.setattr("os.setpriority", lambda *arguments: None)
+    run_dir = tmp_path / "it's a run"
+    run_dir.mkdir()
     started: list[FakeProcess] = []
     clock = FakeClock()
 
     def start(*arguments: Any, **options: Any) -> Any:
-        assert arguments == ("seedrl", "record", f"run='{tmp_path}'")
+        assert arguments == ("seedrl", "record", f"run='{tmp_path}/it\\'s a run'")
         started.append(FakeProcess())
         return started[-1]
 
-    return Videos(tmp_path, 60.0, start=start, clock=clock), started, clock
+    return Videos(run_dir, 60.0, start=start, clock=clock), started, clock
 
 
 def test_videos_are_made_one_at_a_time_once_there_is_a_checkpoint(
@@ -217,7 +219,7 @@ def test_videos_are_made_one_at_a_time_once_there_is_a_checkpoint(
     clock.advance(61)
     videos.write({})
     assert started == []
-    (tmp_path / "checkpoints/000000000001").mkdir(parents=True)
+    (tmp_path / "it's a run/checkpoints/000000000001").mkdir(parents=True)
     videos.write({})
     assert len(started) == 1
     clock.advance(61)
@@ -234,10 +236,10 @@ def test_video_that_fails_is_told_with_its_last_words(
     tmp_path: Path, filming: tuple[Videos, list[FakeProcess], FakeClock]
 ) -> None:
     videos, started, clock = filming
-    (tmp_path / "checkpoints/000000000001").mkdir(parents=True)
+    (tmp_path / "it's a run/checkpoints/000000000001").mkdir(parents=True)
     clock.advance(61)
     videos.write({})
-    (tmp_path / "logs/video.log").write_text("Traceback\nseedrl record: there are no pictures\n")
+    (tmp_path / "it's a run/logs/video.log").write_text("Traceback\nseedrl record: there are no pictures\n")
     started[0].code = 2
     with pytest.raises(RuntimeError, match="there are no pictures"):
         videos.write({})

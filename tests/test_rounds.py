@@ -1,29 +1,32 @@
 """A rank's part in rounds of agreement, alone; integration/test_several_ranks.py has several of them."""
 
+from collections.abc import Callable
+
 from seedrl.config import StopConfig
 from seedrl.errors import RankLost, ThreadDied
 from seedrl.metrics import ServingMetrics
 from seedrl.ranks.agreement import Load, Vote
 from seedrl.ranks.group import Ranks
-from seedrl.ranks.rounds import Voting, progress_of
+from seedrl.ranks.rounds import VotingRounds
 from seedrl.run.stopping import Progress, Stop
 
 
-def rounds_of(stop: Stop, said: Vote, **goal: float) -> Voting:
-    return Voting(Ranks(), stop, StopConfig(**goal), own=lambda: said)  # type: ignore[arg-type]
+def rounds_of(
+    stop: Stop, vote: Vote, on_loads: Callable[[list[Load]], None] = lambda loads: None, **goal: float
+) -> VotingRounds:
+    return VotingRounds(Ranks(), stop, StopConfig(**goal), lambda: vote, on_loads)  # type: ignore[arg-type]
 
 
 def test_rounds_of_one_rank_go_on_until_it_is_asked_to_stop() -> None:
     stop = Stop()
-    rounds = rounds_of(stop, Vote(load=Load(3, 4, 0.5, True)))
     loads: list[list[Load]] = []
-    rounds.on_loads = loads.append
-    assert rounds.go_on(has_batch=True)
-    assert rounds.agreed.is_update_due
-    assert rounds.go_on()
-    assert not rounds.agreed.is_update_due
+    rounds = rounds_of(stop, Vote(load=Load(3, 4, 0.5, True)), loads.append)
+    assert rounds.agree(has_batch=True)
+    assert rounds.is_update_due
+    assert rounds.agree()
+    assert not rounds.is_update_due
     stop.ask("interrupted", "why")
-    assert not rounds.go_on()
+    assert not rounds.agree()
     assert (stop.status, stop.reason) == ("interrupted", "why")
     assert loads == 3 * [[Load(3, 4, 0.5, True)]]
 
@@ -33,17 +36,20 @@ def test_rounds_are_done_at_the_goal_and_not_before() -> None:
         stop = Stop()
         progress = Progress(steps, 5, 2.0 * returns, returns)
         rounds = rounds_of(stop, Vote(progress=progress), env_steps=1000, return_mean_100=3.0)
+        rounds.agree()
         assert rounds.stop_if_done() is is_done
         assert stop.is_set() is is_done
     solved = Vote(progress=Progress(10, 100, 300.0, 100))
-    assert rounds_of(Stop(), solved, env_steps=1000, return_mean_100=3.0).stop_if_done()
+    rounds = rounds_of(Stop(), solved, env_steps=1000, return_mean_100=3.0)
+    rounds.agree()
+    assert rounds.stop_if_done()
 
 
 def test_progress_of_a_rank_tells_its_share_of_the_last_hundred_episodes() -> None:
     serving = ServingMetrics(env_steps=7, episodes=300)
     serving.returns.extend(range(100))
-    assert progress_of(serving, ranks=1) == Progress(7, 300, float(sum(range(100))), 100)
-    assert progress_of(serving, ranks=3) == Progress(7, 300, float(sum(range(66, 100))), 34)
+    assert Progress.of(serving, ranks=1) == Progress(7, 300, float(sum(range(100))), 100)
+    assert Progress.of(serving, ranks=3) == Progress(7, 300, float(sum(range(66, 100))), 34)
 
 
 def test_stop_obeys_another_rank_and_fails_with_it() -> None:

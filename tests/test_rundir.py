@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from seedrl.config import LearnerConfig, Optimizer
+from seedrl.algorithms.settings import Optimizer
+from seedrl.config import LearnerConfig
 from seedrl.errors import RunDirectoryError
 from seedrl.run.directory import RunDirectory, plain
 
@@ -180,9 +181,9 @@ def test_run_directory_settings_of_an_older_version_name_what_is_missing(tmp_pat
     config = config_for(tmp_path)
     prepared(config)
     settings = plain(config)
-    del settings["algorithm"]["rho_bar"]
+    del settings["algorithm"]["discount"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
-    with pytest.raises(RunDirectoryError, match=r"algorithm.rho_bar was None, is 1.0"):
+    with pytest.raises(RunDirectoryError, match=r"algorithm.discount was None, is 0.99"):
         prepared(config)
 
 

@@ -11,6 +11,7 @@ from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.history import History
 from seedrl.monitoring.sampler import CYCLE, Row, Sampler
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import SessionTable
 from seedrl.wire.codec import Hello, Report
 from tests.fakes import FakeClock
@@ -23,7 +24,7 @@ class Scene:
         self.config = LearnerConfig()
         self.clock = FakeClock()
         self.serving, self.learning = ServingMetrics(), LearningMetrics()
-        self.sessions = SessionTable(self.config, job_seed=lambda session: session)
+        self.sessions = SessionTable(self.config, lambda session: session, planned_seats(self.config.actors))
         self.session, _ = self.sessions.join(Hello("actor"))
         self.sampler = Sampler(
             self.config, self.serving, self.learning, self.sessions, seconds_before, clock=self.clock

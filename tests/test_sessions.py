@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import IN_FLIGHT, Session, SessionTable, session_seed
 from seedrl.wire.codec import (
     ControlRequest,
@@ -26,7 +27,7 @@ def make_table(max_slots: int = 10, groups: int = 2, lockstep: bool = False) -> 
     config.serving.max_slots = max_slots
     config.actors.envs = ENVS
     config.actors.groups = groups
-    return SessionTable(config, job_seed=lambda session_id: 100 + session_id)
+    return SessionTable(config, lambda session_id: 100 + session_id, planned_seats(config.actors))
 
 
 def make_session() -> Session:

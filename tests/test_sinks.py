@@ -184,6 +184,7 @@ def wandb_offline(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("NETRC", f"{home}/netrc")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")  # it would start threads that send reports until Python ends
     yield
     import wandb
 

@@ -66,7 +66,7 @@ def test_advance_moves_only_the_slots_given() -> None:
 def test_start_unroll_continues_at_row_one_of_the_fresh_entry() -> None:
     slots = make_slots()
     advance(slots, indices(0, 1))
-    slots.start_unroll(indices(1), indices(9))
+    slots.start_unroll(indices(1), indices(9), overlap=1)
     position = locate(slots, indices(0, 1), flags(0, 0))
     assert position.entry.tolist() == [0, 9]
     assert position.t.tolist() == [1, 1]
@@ -85,10 +85,12 @@ def test_locate_one_frame_has_age_zero_always() -> None:
 
 def test_claim_by_new_session_discards_partial_unrolls() -> None:
     slots = make_slots()
-    assert slots.claim(indices(0, 1, 2, 3), session_id=1).sum() == 0
+    taken, lost = slots.claim(indices(0, 1, 2, 3), session_id=1)
+    assert (taken.tolist(), lost.tolist()) == ([0, 1, 2, 3], [0, 0, 0, 0])
     advance(slots, indices(0, 1, 2))
     advance(slots, indices(0))
-    assert slots.claim(indices(0, 1), session_id=2).sum() == 3
+    taken, lost = slots.claim(indices(0, 1), session_id=2)
+    assert (taken.tolist(), lost.tolist()) == ([0, 1], [2, 1])
     assert locate(slots, indices(0, 1, 2), flags(RESET, RESET, 0)).t.tolist() == [0, 0, 1]
 
 
@@ -96,14 +98,14 @@ def test_claim_by_same_session_discards_nothing() -> None:
     slots = make_slots()
     slots.claim(indices(0, 1), session_id=1)
     advance(slots, indices(0, 1))
-    assert slots.claim(indices(0, 1), session_id=1).size == 0
+    assert slots.claim(indices(0, 1), session_id=1)[0].size == 0
     assert locate(slots, indices(0, 1), flags(0, 0)).t.tolist() == [1, 1]
 
 
 def test_claim_keeps_the_entry_it_writes() -> None:
     slots = make_slots()
     slots.claim(indices(0), session_id=1)
-    slots.start_unroll(indices(0), indices(7))
+    slots.start_unroll(indices(0), indices(7), overlap=1)
     slots.claim(indices(0), session_id=2)
     position = locate(slots, indices(0), flags(RESET))
     assert (position.entry.tolist(), position.t.tolist()) == ([7], [0])

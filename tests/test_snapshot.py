@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seedrl.config import AlgorithmConfig, Optimizer
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.metrics import Kind, LearningMetrics, ServingMetrics, declared, totals_of
 from seedrl.run import checkpoint as files
@@ -44,8 +44,8 @@ class Run:
         """Updates on train batches that depend on their number and on the weights that act."""
         for number in batches:
             self.parts.record(seed=number, policy_version=self.parts.metrics.updates)
-            self.parts.learner.update(timeout=0)
-            self.parts.learner.publish()
+            self.parts.update()
+            self.parts.learner.publish(self.parts.policy)
 
     def save(self, run_directory: Path, env_steps: int = 100) -> Path:
         taken = self.resumable.take(seconds=12.5, counts=counts_of(self.serving, self.parts.metrics))
@@ -69,7 +69,7 @@ def test_resumable_restored_run_equals_an_uninterrupted_one(tmp_path: Path, opti
     for each in (run, resumed):
         each.train(range(3, 6))
     assert same(resumed.weights, run.weights)
-    assert same(*(files.pack_optimizer(each.parts.learner.optimizer) for each in (resumed, run)))
+    assert same(*(files.pack_optimizer(each.parts.learner._optimizer) for each in (resumed, run)))
     assert torch.equal(*(torch.rand(5, generator=each.resumable.generator) for each in (resumed, run)))
     assert resumed.parts.metrics.updates == run.parts.metrics.updates == 6
     assert resumed.parts.metrics.policy_lag == run.parts.metrics.policy_lag
@@ -137,9 +137,9 @@ def test_resumable_returns_stay_the_last_hundred(tmp_path: Path) -> None:
 def test_resumable_learning_rate_comes_from_the_settings_not_the_snapshot(tmp_path: Path) -> None:
     path = Run.fresh().save(tmp_path)
     resumed = Run.fresh()
-    resumed.parts.learner.optimizer.param_groups[0]["lr"] = 0.125
+    resumed.parts.learner._optimizer.param_groups[0]["lr"] = 0.125
     resumed.resume(path)
-    assert resumed.parts.learner.optimizer.param_groups[0]["lr"] == 0.125
+    assert resumed.parts.learner._optimizer.param_groups[0]["lr"] == 0.125
 
 
 @pytest.mark.parametrize("spec", [make_spec((3,)), make_spec(dtype="float64"), make_spec(num_actions=4)], ids=str)

@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +12,12 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from seedrl.columns import Record
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED
+from seedrl.selectors import Fifo
 from seedrl.serving.sessions import Request, Session
-from seedrl.store import Record, Store
-from seedrl.types import ModelOutput, Unrolls
+from seedrl.store import Store, StoreSizes
+from seedrl.types import ModelOutput, Ticket, Unrolls
 from tests.fakes import make_spec
 from tests.rig import CPU, Rig, make_rows
 
@@ -22,23 +25,27 @@ FOREVER = 3600.0
 T = 3
 
 
-def make_store(slots: int = 2, capacity: int = 3, frame_stack: int = 1, core_size: int = 0) -> Store:
-    return Store(
-        make_spec(shape=(1,), num_actions=2),
-        slots=slots,
-        capacity=capacity,
-        unroll_length=T,
-        frame_stack=frame_stack,
-        core_size=core_size,
-        device=CPU,
-    )
+def make_store(
+    slots: int = 2,
+    capacity: int = 3,
+    frame_stack: int = 1,
+    core_size: int = 0,
+    on_free: Callable[[], None] = lambda: None,
+) -> Store:
+    sizes = StoreSizes(slots, capacity, T, frame_stack, core_size)
+    return Store(make_spec(shape=(1,), num_actions=2), Fifo(), sizes, CPU, on_free)
+
+
+def gathered(store: Store, entries: list[int]) -> Unrolls:
+    ticket = Ticket(np.array(entries), np.zeros(len(entries), np.int64))
+    return store.columns.gather(ticket, np.ones(len(entries), np.float32))
 
 
 def write(store: Store, entry: int, t: int, value: int, age: int = 0) -> None:
     """One row in which everything is `value`."""
     index = [np.array([number]) for number in (entry, t, age)]
-    place = store.place(*index)
-    store.write_frames(place.frame, np.array([[value]], np.float32))
+    place = store.columns.locate(*index)
+    store.columns.write_frames(place.frame, np.array([[value]], np.float32))
     known = Record(
         reward=np.array([value], np.float32),
         flags=np.array([RESET | TERMINATED if value % 2 else TRUNCATED], np.uint8),
@@ -47,7 +54,7 @@ def write(store: Store, entry: int, t: int, value: int, age: int = 0) -> None:
         action=np.array([value]),
         policy_version=np.array(value),
     )
-    store.write_rows(
+    store.columns.write_rows(
         place, known, ModelOutput(logits=torch.full((1, 2), float(value)), value=torch.tensor([float(value)]))
     )
 
@@ -77,24 +84,26 @@ def test_gather_any_index_gives_those_unrolls_time_major() -> None:
     store = make_store()
     for entry in range(5):
         write_unroll(store, entry, 10 * entry)
-    unrolls = store.gather(np.array([4, 0, 4, 2]))
+    unrolls = gathered(store, [4, 0, 4, 2])
     assert unrolls.action.shape == (T + 1, 4)
     assert values(unrolls) == [[40, 41, 42, 43], [0, 1, 2, 3], [40, 41, 42, 43], [20, 21, 22, 23]]
 
 
 def test_gather_gives_core_state_before_row_zero() -> None:
     store = make_store(core_size=2)
-    store.begin(np.array([3, 1]), torch.tensor([[3.0, 3.5], [1.0, 1.5]]))
-    assert store.gather(np.array([1, 3])).core_state.tolist() == [[1.0, 1.5], [3.0, 3.5]]
+    entries, rows = np.array([3, 1, 3, 1]), np.array([0, 0, 1, 1])
+    before = torch.tensor([[3.0, 3.5], [1.0, 1.5], [9.0, 9.5], [8.0, 8.5]])
+    store.columns.write_core_state(entries, rows, before)
+    assert gathered(store, [1, 3]).core_state.tolist() == [[1.0, 1.5], [3.0, 3.5]]
 
 
 def test_roll_makes_last_row_the_first_of_the_next() -> None:
     store = make_store()
     write_unroll(store, 0, 10)
-    store.roll(np.array([0]), np.array([3]))
+    store.columns.roll(np.array([0]), np.array([3]))
     for t in range(1, T + 1):
         write(store, 3, t, 13 + t)
-    assert values(store.gather(np.array([0, 3]))) == [[10, 11, 12, 13], [13, 14, 15, 16]]
+    assert values(gathered(store, [0, 3])) == [[10, 11, 12, 13], [13, 14, 15, 16]]
 
 
 def test_take_gives_oldest_first_and_frees_them() -> None:
@@ -102,18 +111,18 @@ def test_take_gives_oldest_first_and_frees_them() -> None:
     entries = store.reserve(3).tolist()
     for entry in entries:
         write_unroll(store, entry, 10 * entry)
-    store.commit([entries[2], entries[0]])
-    store.commit([entries[1]])
+    store.commit(np.array([entries[2], entries[0]]))
+    store.commit(np.array([entries[1]]))
     unrolls = store.take(2, timeout=0)
     assert unrolls is not None
     assert [unroll[0] // 10 for unroll in values(unrolls)] == [entries[2], entries[0]]
-    assert (store.ready, store.completed) == (1, 3)
+    assert store.ready == 1
     assert sorted(store.reserve(3).tolist()) == sorted([entries[2], entries[0]])
 
 
 def test_take_too_few_ready_gives_none_and_keeps_them() -> None:
     store = make_store()
-    store.commit(store.reserve(1).tolist())
+    store.commit(store.reserve(1))
     assert store.take(2, timeout=0) is None
     assert store.ready == 1
     assert store.take(1, timeout=0) is not None
@@ -123,7 +132,7 @@ def test_take_copies_out_what_later_writes_do_not_touch() -> None:
     store = make_store()
     (entry,) = store.reserve(1).tolist()
     write_unroll(store, entry, 10)
-    store.commit([entry])
+    store.commit(np.array([entry]))
     unrolls = store.take(1, timeout=0)
     write_unroll(store, entry, 90)
     assert unrolls is not None
@@ -149,14 +158,12 @@ class WatchedCondition(threading.Condition):
         return super().wait(timeout)
 
 
-def test_take_and_discard_tell_that_entries_are_free() -> None:
-    store = make_store(slots=1, capacity=2)
-    free = []
-    store.on_free = lambda: free.append(len(store.reserve(2)))
-    store.commit(store.reserve(2).tolist())
+def test_take_tells_that_entries_are_free() -> None:
+    free: list[int] = []
+    store = make_store(slots=1, capacity=2, on_free=lambda: free.append(len(store.reserve(2))))
+    store.commit(store.reserve(2))
     assert store.take(1, timeout=0) is not None
-    store.discard()
-    assert free == [1, 1]
+    assert free == [1]
 
 
 def test_take_empty_blocks_until_commit() -> None:
@@ -168,7 +175,7 @@ def test_take_empty_blocks_until_commit() -> None:
     thread = threading.Thread(target=lambda: got.append(store.take(1, FOREVER)), daemon=True)
     thread.start()
     assert watched.waiting.wait(timeout=10)
-    store.commit([entry])
+    store.commit(np.array([entry]))
     thread.join(timeout=10)
     assert len(got) == 1
     assert got[0] is not None
@@ -176,24 +183,19 @@ def test_take_empty_blocks_until_commit() -> None:
 
 
 def test_nbytes_equals_sum_by_hand() -> None:
-    store = Store(
-        make_spec(shape=(1, 4, 4), dtype="uint8", num_actions=3),
-        slots=2,
-        capacity=3,
-        unroll_length=4,
-        frame_stack=3,
-        core_size=5,
-        device=CPU,
-    )
+    sizes = StoreSizes(slots=2, capacity=3, unroll_length=4, frame_stack=3, core_size=5)
+    store = Store(make_spec(shape=(1, 4, 4), dtype="uint8", num_actions=3), Fifo(), sizes, CPU)
     entries, rows = 2 + 3, 4 + 1
     frames = (rows + 3 - 1) * 16  # the stack of row 0 reaches back two frames
     floats = 4 * (3 + 1)  # logits, value
-    assert store.nbytes == entries * (frames + rows * floats + 4 * 5)
+    assert store.columns.nbytes == entries * (
+        frames + rows * floats + 2 * 4 * 5
+    )  # core_state: before row 0, and before the last one
 
 
 def stack_of(store: Store, entry: int, t: int, age: int) -> list[float]:
-    place = store.place(*(np.array([number]) for number in (entry, t, age)))
-    stack: list[float] = store.stacks(place)[0].tolist()
+    place = store.columns.locate(*(np.array([number]) for number in (entry, t, age)))
+    stack: list[float] = store.columns.stacks(place)[0].tolist()
     return stack
 
 
@@ -207,7 +209,7 @@ def test_stacks_repeat_the_first_frame_of_an_episode() -> None:
         [20, 20, 20],
         [20, 20, 21],
     ]
-    assert store.gather(np.array([0])).inputs.observation[:, 0].tolist() == [
+    assert gathered(store, [0]).inputs.observation[:, 0].tolist() == [
         [10, 10, 10],
         [10, 10, 11],
         [20, 20, 20],
@@ -228,7 +230,7 @@ def test_stacks_reach_back_over_unrolls_however_short(frame_stack: int) -> None:
         assert stack_of(store, entry, t, age) == seen
         if t == T:
             fresh = 2 + (entry + 1) % 3
-            store.roll(np.array([entry]), np.array([fresh]))
+            store.columns.roll(np.array([entry]), np.array([fresh]))
             assert stack_of(store, fresh, 0, age) == seen
             entry, t = fresh, 0
         t += 1
@@ -354,11 +356,3 @@ TestRecording = Recording.TestCase
 TestRecording.settings = settings(
     max_examples=40, stateful_step_count=50, deadline=None, phases=[Phase.reuse, Phase.generate, Phase.shrink]
 )
-
-
-def test_discard_frees_finished_unrolls_unread() -> None:
-    store = make_store(slots=1, capacity=2)
-    store.commit(store.reserve(2).tolist())
-    assert store.discard() == 2
-    assert store.ready == 0
-    assert len(store.reserve(3).tolist()) == 2

@@ -110,6 +110,19 @@ def test_run_that_was_asked_to_stop_ends_well_if_its_ranks_did(started: Started)
     assert supervisor._learner_code() == 0
 
 
+def test_run_that_was_asked_to_stop_fails_if_a_rank_other_than_the_first_failed_meanwhile(started: Started) -> None:
+    supervisor = started.supervisor
+    note(started, 9, rank=1, attempt=0)  # before: torchrun has restarted all
+    (supervisor._notes / "run/attempt_1").mkdir()
+    process_of(started).code = 143
+    supervisor._signalled_at = 1.0
+    with supervisor._context.change() as context:
+        context.state = State.DONE
+    assert supervisor._learner_code() == 0
+    note(started, 7, rank=1, attempt=1)
+    assert supervisor._learner_code() == 7
+
+
 def test_run_whose_torchrun_gave_up_does_not_start_it_again(
     started: Started, capsys: pytest.CaptureFixture[str]
 ) -> None:

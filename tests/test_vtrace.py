@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from seedrl.learning.vtrace import VTrace, vtrace
+
+from seedrl.algorithms.vtrace import VTrace, vtrace
 
 Array = NDArray[np.float64]
 

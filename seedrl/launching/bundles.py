@@ -37,16 +37,10 @@ class Layout(NamedTuple):
 
 def layout(config: RunConfig, places: Sequence[Place]) -> Layout:
     placement = config.launch.placement
-    bound = [each.name for each in placement if each is not Placement.spread]
-    if config.actors.at_most > config.actors.count and bound:
-        raise ConfigError(
-            f"actors.at_most={config.actors.at_most} and launch.placement={bound} do not fit: an actor that Ray starts "
-            "later goes wherever there is room; leave one of them out"
-        )
     machines = [tuple(group) for _, group in groupby(places, lambda place: place.node)]
     strategy = "SPREAD" if Placement.spread in placement else "PACK"
     groups: Iterable[tuple[Place, ...]] = [(place,) for place in places]
-    if Placement.per_node in placement:
+    if config.launch.per_node:
         strategy, groups = "STRICT_SPREAD", machines
     elif Placement.collocate in placement and len(machines) == 1:
         strategy = "STRICT_PACK"

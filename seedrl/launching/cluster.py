@@ -10,10 +10,10 @@ from pathlib import PurePosixPath
 
 from seedrl.config import ActorConfig, Engine, LearnerConfig, RunConfig, SecurityConfig, is_own, modules_of
 from seedrl.errors import require
-from seedrl.launching.placement import ACTOR, LEARNER, check_placement
+from seedrl.launching.placement import ACTOR, LEARNER
 from seedrl.monitoring.endpoint import AUTO, AUTO_PORT, address_of
 from seedrl.run.directory import plain, restored
-from seedrl.validation import check, check_actor
+from seedrl.validation import check, check_actor, check_placement
 from seedrl.wire.security import is_local, is_socket
 
 LISTEN_PORT = 50051

@@ -136,7 +136,8 @@ def _stateful_set(job: PodJob) -> Manifest:
     if several:
         comment += (
             "\nRanks train one model, so they change together: after an update delete all of their pods at once\n"
-            "(OnDelete). torchrun gathers them at pod 0, gives out ranks, and restarts all when one fails."
+            "(OnDelete). torchrun gathers them at pod 0, gives out ranks, and restarts all when one fails. Meanwhile\n"
+            "nothing listens at the metrics port, which the liveness probe must not take for a failure."
         )
     return Manifest(comment, _object(job, "apps/v1", "StatefulSet", job.named(LEARNER), LEARNER, spec=spec))
 

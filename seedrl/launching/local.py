@@ -18,11 +18,12 @@ from seedrl.config import Engine, LearnerConfig, RunConfig, modules_of, serving_
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.launching.children import Child, Crashes, Process, signal_of, start_module
 from seedrl.launching.environment import variables
-from seedrl.launching.torchrun import noted_codes
+from seedrl.launching.overrides import override
+from seedrl.launching.torchrun import codes_of_newest_attempt, noted_codes
 from seedrl.run.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.run.directory import RunDirectory
 from seedrl.status import DRAINED
-from seedrl.validation import check, check_job
+from seedrl.validation import check_job
 from seedrl.wire.address import address_of, refuse_if_taken
 
 POLL_SECONDS = 0.1
@@ -48,7 +49,6 @@ class Supervisor:
     """
 
     def __init__(self, config: RunConfig, overrides: Sequence[str]) -> None:
-        check(config)
         check_job(config)
         self._config = config
         self._overrides = overrides
@@ -114,7 +114,7 @@ class Supervisor:
     # The learner has ended.
 
     def _learner_code(self) -> int | None:
-        """As Child.ended has it. torchrun's own does not tell that a rank is hopeless, nor that all ended in order."""
+        """Return the learner's exit code if it has ended. torchrun's own code does not tell how its ranks ended."""
         code = self._learner.ended()
         if not self._has_torchrun:
             return code
@@ -122,8 +122,8 @@ class Supervisor:
             self._stop_if_hopeless()
         elif self._hopeless is not None:
             return self._hopeless
-        elif self._signalled_at and self._context.read_or_new().state is State.DONE:
-            return 0
+        elif self._signalled_at and self._context.read_or_new().state is State.DONE:  # so rank 0 has ended cleanly
+            return min(codes_of_newest_attempt(self._notes), default=0)
         return code
 
     def _stop_if_hopeless(self) -> None:
@@ -250,7 +250,7 @@ class Supervisor:
         where = {"run_dir": str(self._run.path), "listen": self._listen or self._address}
         if self._listen:
             where["socket"] = self._address
-        settings = [f"{key}={quoted(value)}" for key, value in where.items()]
+        settings = [override(key, value) for key, value in where.items()]
         command = ["seedrl", "learner"]
         if self._has_torchrun:
             command = ["seedrl.launching.torchrun", f"{self._config.ranks.count}", f"{self._config.max_restarts}"]
@@ -338,13 +338,13 @@ def start_actor(
 
 
 def actor_settings(config: LearnerConfig, address: str, name: str) -> list[str]:
-    """What an actor is told by whoever starts it; the learner tells it the rest."""
+    """Return the settings that an actor is started with; the learner sends it the rest."""
     return [
-        f"learner={quoted(address)}",
-        f"name={name}",
-        f"threads={config.actors.threads}",
-        f"modules=[{','.join(modules_of(config.env.id, config.env.wrappers))}]",
-        f"security.token_file={quoted(config.security.token_file)}",  # SEEDRL_TOKEN is inherited
+        override("learner", address),
+        override("name", name),
+        override("threads", config.actors.threads),
+        override("modules", modules_of(config.env.id, config.env.wrappers)),
+        override("security.token_file", config.security.token_file),  # SEEDRL_TOKEN is inherited
     ]
 
 
@@ -379,9 +379,3 @@ def _is_free(address: str) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def quoted(value: str) -> str:
-    """As Hydra's grammar wants a string that may hold commas, spaces or equal signs."""
-    escaped = value.replace("'", "\\'")
-    return f"'{escaped}'"

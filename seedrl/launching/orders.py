@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from seedrl.config import RunConfig, SecurityConfig
 from seedrl.errors import ConfigError
-from seedrl.launching.local import actor_settings, quoted
+from seedrl.launching.local import actor_settings
+from seedrl.launching.overrides import override
 from seedrl.wire.security import check_client_security, check_learner_security, is_local, is_socket
 
 HERE = "127.0.0.1"
@@ -57,15 +58,15 @@ def listening(
     """
     listen, number = config.listen, _beside(rank, ranks).index(rank)
     if is_socket(listen):
-        return [f"listen={quoted(listen)}"], f"{listen}.{number}" if number else listen
+        return [override("listen", listen)], f"{listen}.{number}" if number else listen
     host, _, first = listen.rpartition(":")
     host = host or (HERE if is_one_machine else _bracketed(rank.address))
     port = int(first) + number if int(first or 0) else rank.port
-    settings = [f"listen={quoted(f'{host}:{port - _local_rank(config, rank, ranks)}')}"]
+    settings = [override("listen", f"{host}:{port - _local_rank(config, rank, ranks)}")]
     if is_local(f"{host}:{port}"):
         return settings, f"{host}:{port}"
     address = _bracketed(rank.address)
-    return [*settings, f"ranks.advertise={quoted(address)}"], f"{address}:{port}"
+    return [*settings, override("ranks.advertise", address)], f"{address}:{port}"
 
 
 def _beside(rank: RankPlace, ranks: Sequence[RankPlace]) -> list[RankPlace]:
@@ -81,8 +82,7 @@ def _local_rank(config: RunConfig, rank: RankPlace, ranks: Sequence[RankPlace]) 
 def actor_orders(config: RunConfig, learner: str, name: str) -> list[str]:
     """The settings of an actor for a learner at this address."""
     security = vars(_actor_security(config))
-    files = [f"security.{key}={quoted(value)}" for key, value in security.items() if isinstance(value, str)]
-    return [*actor_settings(config, learner, name), *files, f"security.allow_insecure={security['allow_insecure']}"]
+    return [*actor_settings(config, learner, name), *(override(f"security.{key}", security[key]) for key in security)]
 
 
 def _actor_security(config: RunConfig) -> SecurityConfig:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from seedrl.config import Placement, RoleConfig, RunConfig
 from seedrl.errors import ConfigError
+from seedrl.validation import check_placement
 
 LEARNER, ACTOR = "learner", "actor"
 ROUNDING = 1e-6  # of fractions of an accelerator, added up
@@ -70,7 +71,7 @@ class _Room:
 
 def place(config: RunConfig, nodes: Sequence[Node]) -> list[Place]:
     """Ranks first, then actors, each on the first machine with room, or on the emptiest if they are to spread."""
-    launch = config.launch
+    launch, per_node = config.launch, config.launch.per_node
     check_placement(config)
     rooms = [_Room(node, node.cpus, node.gpus, node.memory_gb) for node in nodes]
     spread = Placement.spread in launch.placement
@@ -79,26 +80,10 @@ def place(config: RunConfig, nodes: Sequence[Node]) -> list[Place]:
     hosts = [room for room in rooms if room.places] if Placement.collocate in launch.placement else rooms
     why = " beside a rank" if Placement.collocate in launch.placement else ""
     for number in range(config.actors.count):
-        open_hosts = hosts
-        if Placement.per_node in launch.placement:
-            open_hosts = [room for room in hosts if room.count(ACTOR) < launch.per_node]
-        limit = f", {launch.per_node} on a machine" if Placement.per_node in launch.placement else ""
+        open_hosts = [room for room in hosts if not per_node or room.count(ACTOR) < per_node]
+        limit = f", {per_node} on a machine" if per_node else ""
         _put(ACTOR, number, launch.actor, open_hosts, spread, why + limit, rooms)
     return [each for room in rooms for each in room.places]
-
-
-def check_placement(config: RunConfig) -> None:
-    """What can be seen without machines."""
-    launch = config.launch
-    limits_nodes = Placement.per_node in launch.placement
-    if limits_nodes != (launch.per_node > 0):
-        raise ConfigError(
-            f"launch.per_node={launch.per_node} and launch.placement={[each.name for each in launch.placement]} "
-            "do not fit: placement per_node takes a launch.per_node of at least 1, and the reverse"
-        )
-    for name, role in ((LEARNER, launch.learner), (ACTOR, launch.actor)):
-        if min(role.cpus, role.gpus, role.memory_gb) < 0:
-            raise ConfigError(f"launch.{name}: cpus, gpus and memory_gb must not be negative")
 
 
 def _put(

@@ -6,6 +6,7 @@ from typing import Any
 from seedrl.config import Placement, RoleConfig
 from seedrl.launching.cluster import RUNS, SECRETS, SETTINGS, PodJob
 from seedrl.launching.placement import ACTOR, LEARNER
+from seedrl.launching.torchrun import FRESH_STORE
 
 Body = dict[str, Any]
 
@@ -35,9 +36,9 @@ def learner_pod(job: PodJob, digest: str) -> Body:
         "args": ["learner", *_settings_of(LEARNER), *own_name],
         "ports": [_port("grpc", job.port), _port("metrics", job.pages_port)],
         "startupProbe": _probe("/healthz", period=5, failures=START_SECONDS // 5),
-        "livenessProbe": _probe("/healthz", period=10, failures=3),
+        "livenessProbe": _liveness_beside_torchrun(job) if several else _probe("/healthz", period=10, failures=3),
         "readinessProbe": _probe("/readyz", period=5, failures=1),
-        **_surroundings(job, needs),
+        **_surroundings(job, needs, FRESH_STORE if several else {}),
     }
     container["volumeMounts"].append({"name": "run", "mountPath": str(RUNS)})
     pod = _pod(job, LEARNER, needs, container, digest)
@@ -57,7 +58,7 @@ def actor_pod(job: PodJob, digest: str) -> Body:
         "ports": [_port("metrics", job.pages_port)],
         "livenessProbe": _probe("/healthz", period=10, failures=6),
         "readinessProbe": _probe("/readyz", period=5, failures=1),
-        **_surroundings(job, needs),
+        **_surroundings(job, needs, {}),
     }
     pod = _pod(job, ACTOR, needs, container, digest)
     pod["spec"].update(_placement(job))
@@ -88,8 +89,8 @@ def _settings_of(role: str) -> list[str]:
     return [f"--config-dir={SETTINGS}", f"--config-name={settings_name(role)}"]
 
 
-def _surroundings(job: PodJob, needs: RoleConfig) -> Body:
-    """What the containers of both roles have alike."""
+def _surroundings(job: PodJob, needs: RoleConfig, variables: dict[str, str]) -> Body:
+    """Return the part of a container that both roles have; users' variables win over these."""
     mounts = [
         {"name": "settings", "mountPath": str(SETTINGS), "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},
@@ -99,7 +100,7 @@ def _surroundings(job: PodJob, needs: RoleConfig) -> Body:
     return {
         "imagePullPolicy": "IfNotPresent",
         "workingDir": "/tmp",
-        "env": _variables(job, needs),
+        "env": _variables(job, needs, variables),
         "resources": _resources(needs),
         "volumeMounts": mounts,
         "securityContext": {
@@ -148,10 +149,10 @@ def _volumes(job: PodJob, role: str) -> list[Body]:
     return volumes
 
 
-def _variables(job: PodJob, needs: RoleConfig) -> list[Body]:
-    """The pod's name and its node's come from Kubernetes; POD_NAME is first, as arguments refer to it."""
+def _variables(job: PodJob, needs: RoleConfig, ours: dict[str, str]) -> list[Body]:
+    """Kubernetes gives the names of the pod and its node; POD_NAME is first, because arguments refer to it."""
     fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
-    chosen = {"HOME": "/tmp", **job.job.launch.env, **needs.env}
+    chosen = {"HOME": "/tmp", **ours, **job.job.launch.env, **needs.env}
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in chosen.items()),
@@ -182,12 +183,17 @@ def _port(name: str, number: int) -> Body:
 
 
 def _probe(path: str, period: int, failures: int) -> Body:
-    return {
-        "httpGet": {"path": path, "port": "metrics"},
-        "periodSeconds": period,
-        "timeoutSeconds": 5,
-        "failureThreshold": failures,
-    }
+    return _every(period, failures, {"httpGet": {"path": path, "port": "metrics"}})
+
+
+def _liveness_beside_torchrun(job: PodJob) -> Body:
+    """Return a probe that takes the closed port of a rank that torchrun restarts for what it is."""
+    command = ["python", "-m", "seedrl.launching.liveness", str(job.pages_port)]
+    return _every(10, 3, {"exec": {"command": command}})
+
+
+def _every(seconds: int, failures: int, question: Body) -> Body:
+    return {**question, "periodSeconds": seconds, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
 def _placement(job: PodJob) -> Body:
@@ -200,7 +206,7 @@ def _placement(job: PodJob) -> Body:
         placement["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [beside]}}
     if Placement.spread in launch.placement:
         constraints.append(_evenly(job, ACTOR))
-    if Placement.per_node in launch.placement:
+    if launch.per_node:
         constraints.append(_at_most(job, ACTOR, launch.per_node))
     return {**placement, "topologySpreadConstraints": constraints} if constraints else placement
 

@@ -18,24 +18,26 @@ from ray.util.placement_group import PlacementGroup
 
 from seedrl.config import RunConfig
 from seedrl.errors import SeedrlError
+from seedrl.launching.assignment import assign_ranks
 from seedrl.launching.bundles import Layout, layout
 from seedrl.launching.growth import Growth
 from seedrl.launching.host import Arrival
 from seedrl.launching.hosted import Hosted, News
-from seedrl.launching.local import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS, quoted
+from seedrl.launching.local import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS
 from seedrl.launching.orders import RankPlace, actor_orders, identity_of, listening, refuse_exposure
+from seedrl.launching.overrides import override
 from seedrl.launching.placement import place
 from seedrl.launching.raycluster import POLL_SECONDS, addresses, alive, as_node, connected, reserved, say, show
 from seedrl.run.directory import RunDirectory
 from seedrl.status import DRAINED
-from seedrl.validation import check
+from seedrl.validation import check_job
 
 KILLED = 128 + signal.SIGKILL
 
 
 def run_on_ray(config: RunConfig, overrides: Sequence[str]) -> None:
     """Returns when training is over; exits after a signal, or with the learner's code if it failed."""
-    check(config)
+    check_job(config)
     with connected(config.launch.address):
         refuse_exposure(config, addresses())
         decided = layout(config, place(config, [as_node(node) for node in alive()]))
@@ -198,29 +200,36 @@ class RayJob:
             return
         if all(rank.can_start for rank in self._ranks):
             self._start_ranks()
-        if self._endpoints:
-            for actor in self._actors:
-                if actor.can_start:
-                    actor.learner = self._endpoint_for(actor)
-                    actor.start("envs_server", actor_orders(self._config, actor.learner, actor.name), {})
+        starting = [actor for actor in self._actors if actor.can_start] if self._endpoints else []
+        endpoints = self._endpoints_of_actors(kept=self._actors) if starting else {}
+        for actor in starting:
+            actor.learner = endpoints[actor.number]
+            actor.start("envs_server", actor_orders(self._config, actor.learner, actor.name), {})
 
     def _start_ranks(self) -> None:
         """All at once; an actor that has another address for its learner moves."""
         places = [RankPlace(rank.number, rank.node, rank.address, *rank.ports) for rank in self._ranks]
         listens = [listening(self._config, where, places, self._is_one_machine) for where in places]
         for rank, where, (settings, _) in zip(self._ranks, places, listens, strict=True):
-            arguments = ["learner", *self._overrides, f"run_dir={quoted(self._run_directory)}", *settings]
+            arguments = ["learner", *self._overrides, override("run_dir", self._run_directory), *settings]
             rank.start("seedrl", arguments, identity_of(self._config, where, places, self._is_one_machine))
         serving = 1 if self._config.ranks.separate else len(self._ranks)
         self._endpoints = [endpoint for _, endpoint in listens[:serving]]
+        endpoints = self._endpoints_of_actors(kept=[])
         for actor in self._actors:
-            if actor.is_running and actor.learner != self._endpoint_for(actor):
+            if actor.is_running and actor.learner != endpoints[actor.number]:
                 actor.is_moving = True
                 actor.stop()
 
-    def _endpoint_for(self, actor: Hosted) -> str:
-        """Actors go to the ranks in turns: an update needs unrolls of every rank."""
-        return self._endpoints[actor.number % len(self._endpoints)]
+    def _endpoints_of_actors(self, kept: Sequence[Hosted]) -> dict[int, str]:
+        """Return the address of each actor's rank; those in `kept` that run keep the one they have."""
+        staying = [actor for actor in kept if actor.is_running and actor.learner in self._endpoints]
+        assigned = assign_ranks(
+            actors={actor.number: actor.node for actor in self._actors},
+            ranks=[rank.node for rank in self._ranks[: len(self._endpoints)]],
+            kept={actor.number: self._endpoints.index(actor.learner) for actor in staying},
+        )
+        return {number: self._endpoints[rank] for number, rank in assigned.items()}
 
     # The end.
 

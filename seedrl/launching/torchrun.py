@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 NOTE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun wants a failing process to say why
@@ -39,10 +39,20 @@ def leave_note(words: str, code: int, environment: Mapping[str, str] = os.enviro
 
 
 def noted_codes(notes: Path) -> set[int]:
-    """Exit codes of ranks that have failed by themselves."""
+    """Return the exit codes of all ranks that have failed by themselves, in whichever attempt."""
+    return _codes(notes.glob("*/attempt_*/*/error.json"))
+
+
+def codes_of_newest_attempt(notes: Path) -> set[int]:
+    """Return the exit codes of the ranks that have failed by themselves since torchrun last started them."""
+    attempts = sorted(notes.glob("*/attempt_*"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    return _codes(attempts[-1].glob("*/error.json")) if attempts else set()
+
+
+def _codes(files: Iterable[Path]) -> set[int]:
     codes = set()
-    for path in notes.glob("*/attempt_*/*/error.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it may be written just now
+    for path in files:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it may be half written
             codes.add(int(json.loads(path.read_text())["message"]["errorCode"]))
     return codes
 

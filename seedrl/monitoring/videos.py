@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from seedrl.launching.children import Process, start_module
+from seedrl.launching.overrides import override
 from seedrl.monitoring.sampler import Row
 
 LOWEST = 19  # priority
@@ -57,7 +58,7 @@ class Videos:
             process = self._start(
                 "seedrl",
                 "record",
-                f"run='{self._run_dir}'",
+                override("run", str(self._run_dir)),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **ONE_THREAD},

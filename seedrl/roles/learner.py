@@ -19,7 +19,7 @@ from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.config import LearnerConfig, torch_threads
 from seedrl.device import after_serving, choose_device, own_stream
-from seedrl.errors import Diverged, RankLost, SeedrlError, ThreadDied
+from seedrl.errors import Diverged, RankLost, RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.learning.loop import POLL_SECONDS, TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
@@ -122,7 +122,7 @@ class LearnerProcess:
                 self._start_threads()
                 self._watch()
         except BaseException as error:
-            self.stop.ask("failed", str(error), error)
+            self.stop.fail(error)
         summary = self._shut_down()
         self.peers.leave()
         if self.stop.failure is not None:
@@ -230,10 +230,13 @@ class LearnerProcess:
     def _save_last(self) -> Counts | None:
         """Save after the threads have ended; return what all ranks have counted."""
         try:
-            return self.save()
+            counts = self.save()
         except RankLost as error:  # the run resumes from the checkpoint before
             self.stop.fail(error)
             return None
+        if self.saver.failure:
+            self.stop.fail(RunDirectoryError(f"the last checkpoint could not be written ({self.saver.failure})"))
+        return counts
 
     def _join_threads(self) -> None:
         """Wait until serving has paused and the learner has ended, each in time."""
@@ -285,7 +288,7 @@ class LearnerProcess:
         name = threading.current_thread().name
         failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
         failure.__cause__ = error if failure is not error else None
-        self.stop.ask("failed", str(failure), failure)
+        self.stop.fail(failure)
 
     def _become_ready(self) -> None:
         """Runs in the server thread."""

@@ -13,7 +13,7 @@ import torch
 
 from seedrl import __version__
 from seedrl.actions import Actions
-from seedrl.config import LearnerConfig, SecurityConfig, ServingConfig, torch_threads
+from seedrl.config import ActorsConfig, LearnerConfig, ServingConfig, torch_threads
 from seedrl.device import choose_device
 from seedrl.errors import RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.metrics import ServingMetrics
@@ -152,25 +152,29 @@ class PolicyServer:
         """A thread that dies takes the process with it."""
         name = threading.current_thread().name
         failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
-        self.stop.ask("failed", str(failure), failure)
+        self.stop.fail(failure)
 
 
 def settings_of(run: str, envs: int = 0) -> LearnerConfig:
-    """The settings of a run, without what belongs to its training or to its machine; `envs` instead of its own."""
-    config = RunDirectory(Path(run)).config()
-    before = config.serving
-    config.run_dir = run
-    config.lockstep, config.actors.evaluation, config.actors.count = False, 0.0, 1
-    config.actors.envs = envs or config.actors.envs
-    config.actors.groups = 1 if config.actors.envs % 2 else 2
-    config.socket, config.security, config.metrics = "", SecurityConfig(), ""
-    config.serving = ServingConfig(
-        max_slots=config.actors.envs,
-        max_rows=before.max_rows,
-        max_message_mb=before.max_message_mb,
-        shared_memory=before.shared_memory,
+    """Return settings that serve the policy of a run: the run's environment and model, and nothing of its training.
+
+    `envs` replaces the number of environments per actor.
+    """
+    trained = RunDirectory(Path(run)).config()
+    envs = envs or trained.actors.envs
+    return LearnerConfig(
+        env=trained.env,
+        model=trained.model,
+        actors=ActorsConfig(count=1, envs=envs, groups=1 if envs % 2 else 2, threads=trained.actors.threads),
+        serving=ServingConfig(
+            max_slots=envs,
+            max_rows=trained.serving.max_rows,
+            max_message_mb=trained.serving.max_message_mb,
+            shared_memory=trained.serving.shared_memory,
+        ),
+        run_dir=run,
+        metrics="",
     )
-    return config
 
 
 def _version(checkpoint: Checkpoint) -> int:

@@ -34,6 +34,7 @@ class Saver:
         self._damaged = 0  # found by `load`
         self._good_updates = 0  # when the newest was written
         self.newest = ""  # its name; empty for none
+        self.failure = ""  # why the latest one could not be written; empty if it was written
 
     def load(self) -> Checkpoint | None:
         """Return what the run resumes from; None for a new run.
@@ -68,8 +69,10 @@ class Saver:
             save(self._directory, steps, checkpoint, config.keep, config.keep_best, config.milestones)
         except (OSError, RunDirectoryError) as error:
             self._learning.checkpoints_failed += 1
-            self._say(f"learner: the checkpoint could not be written ({error}); the one before is intact")
+            self.failure = str(error)
+            self._say(f"learner: no checkpoint could be written ({error}); the one before is intact")
             return
+        self.failure = ""
         self._mark_newest()
         self._learning.checkpoint_timestamp_seconds = time.time()
         self._learning.checkpoint_seconds.observe(timer.lap("checkpoint") - began)

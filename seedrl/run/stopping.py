@@ -1,4 +1,4 @@
-"""Whether, how and why a learner ends, and the signals that ask for it. Knows nothing of what is stopped."""
+"""The end of a process: whether, how and why it stops, and the signals that request it. Knows nothing of what stops."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from seedrl.config import StopConfig
 from seedrl.errors import RankLost
 from seedrl.metrics import ServingMetrics
 
-EPISODES = 100  # that a mean return is worth something of
+EPISODES = 100  # a mean return of fewer is too noisy to stop for
 
 
 class Progress(NamedTuple):
@@ -35,7 +35,11 @@ class Progress(NamedTuple):
 
 
 class Stop:
-    """Thread-safe; the first reason counts. `on_stop` is called once, by the thread that asks first."""
+    """The request to stop, and its outcome. Thread-safe; `on_stop` is called once, by the thread that asks first.
+
+    The first request gives the status and the reason. A failure outweighs every request, also one that came before it:
+    a process that fails while it stops has not ended well. Of several failures the first counts, as others follow it.
+    """
 
     def __init__(self, on_stop: Callable[[], None] = lambda: None) -> None:
         self._event = threading.Event()
@@ -45,11 +49,12 @@ class Stop:
         self.reason = ""
         self.failure: BaseException | None = None
 
-    def ask(self, status: str, reason: str, failure: BaseException | None = None) -> None:
+    def ask(self, status: str, reason: str) -> None:
+        """Request an orderly stop."""
         with self._lock:
             if self._event.is_set():
                 return
-            self.status, self.reason, self.failure = status, reason, failure
+            self.status, self.reason = status, reason
             self._event.set()
         self._on_stop()
 
@@ -60,16 +65,20 @@ class Stop:
         return bool(reason)
 
     def fail(self, failure: BaseException) -> None:
-        """Ends as a failure, whatever was asked before."""
+        """Stop with a failure, which makes an orderly stop that is under way a failure, too."""
         with self._lock:
+            if self.failure is not None:
+                return
             self.status, self.reason, self.failure = "failed", str(failure), failure
+            is_first = not self._event.is_set()
             self._event.set()
+        if is_first:
+            self._on_stop()
 
     def obey(self, status: str, reason: str) -> None:
-        """Another rank stops, so this one does. If that one fails, so does this one, whatever was asked before."""
+        """Stop because another rank stops: with a failure if that rank failed."""
         if status == "failed":
-            if self.failure is None:
-                self.fail(RankLost(reason))
+            self.fail(RankLost(reason))
         else:
             self.ask(status, reason)
 
@@ -81,18 +90,18 @@ class Stop:
 
 
 def stop_on_signals(stop: Stop, say: Callable[[str], None]) -> None:
-    """SIGINT and SIGTERM end the process in order, a second one at once."""
+    """Let SIGINT and SIGTERM request an orderly stop; a second signal ends the process at once."""
     signals: list[int] = []
 
     def interrupt(reason: str) -> None:
         stop.ask("interrupted", reason)
-        say(f"learner: {reason}; stopping in order, once more to end at once")
+        say(f"learner: {reason}; stopping cleanly, a second signal ends it at once")
 
     def handle(number: int, _: Any) -> None:
         signals.append(number)
         if len(signals) > 1:
             os._exit(128 + number)
-        # In a thread: the one interrupted may hold the very locks that this takes.
+        # In a thread of its own: the interrupted one may hold the locks that this takes.
         reason = f"Interrupted by {signal.Signals(number).name}"
         threading.Thread(target=interrupt, args=(reason,), name="stop").start()
 
@@ -101,7 +110,7 @@ def stop_on_signals(stop: Stop, say: Callable[[str], None]) -> None:
 
 
 def reached_goal(goal: StopConfig, progress: Progress) -> str:
-    """Why training is over, in words; empty while it is not."""
+    """Return in words why training is over; empty while it is not."""
     score, target = progress.return_mean, goal.return_mean_100
     if target is not None and score is not None and score >= target and progress.return_count >= EPISODES:
         return f"Solved: mean return {score:.2f} reached the target of {target:g}"

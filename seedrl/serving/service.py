@@ -16,7 +16,7 @@ from seedrl.serving.balance import Balance
 from seedrl.serving.batch_loop import BatchLoop, Pauses
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Inference
-from seedrl.serving.seats import Seat, Seats
+from seedrl.serving.seats import Seat
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.serving.slots import FinishedEpisodes, Slots
@@ -45,13 +45,12 @@ class InferenceService:
         self.config = config
         self._metrics = metrics
         self._pauses = Pauses()
-        self._seats = Seats(serving.max_slots)
         self._inference: Inference | None = None
         self._done: Future[None] | None = None
         self.batcher: Batcher[Request] = Batcher(
             serving.max_rows, serving.min_rows, serving.max_wait, on_submit=self._pauses.end
         )
-        self.sessions = SessionTable(config, job_seed, self._seats, plan, check_spec, on_leave=self._release)
+        self.sessions = SessionTable(config, job_seed, plan, check_spec, on_leave=self._release)
         self.balance = Balance(self.sessions)
         self.server = Server(config, self.sessions, self.balance, self.batcher, metrics, on_failure, say, describe)
 
@@ -72,7 +71,7 @@ class InferenceService:
             policy,
             actions,
             Slots(config.serving.max_slots, actions, config.env.frame_stack, core_size, device),
-            self._seats,
+            self.sessions.seats,
             store,
             self._metrics,
             generator=generator,

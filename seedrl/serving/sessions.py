@@ -196,7 +196,6 @@ class SessionTable:
 
     config: LearnerConfig
     job_seed: Callable[[int], int]  # session id → seed of its environments
-    seats: Seats  # of all slots
     plan: Sequence[Seat]  # the seats of each actor's environments
     check_spec: Callable[[EnvSpec], None] = lambda spec: None  # raises Mismatch for spaces that cannot be held
     spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
@@ -205,11 +204,14 @@ class SessionTable:
     is_open: bool = True  # for new sessions; those that are here go on
     exploration: Exploration = ON_POLICY  # of sessions to come
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of environments, by actor; "" for all
+    seats: Seats = field(init=False)  # of all slots
     _opened: int = 0
-    _free: list[int] = field(default_factory=list)
+    _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._free = list(range(self.config.serving.max_slots))
+        slots = self.config.serving.max_slots
+        self.seats = Seats(slots)
+        self._free = list(range(slots))
 
     def superseded_by(self, greeting: Hello) -> Session | None:
         """The open session of the same process, if this one is newer. Raises Superseded if it is not."""

@@ -1,7 +1,7 @@
-"""Trains, checkpoints and resumes in one process, and writes down who ran or unpickled what: `… RUN_DIR FOUND.json`.
+"""Trains, checkpoints and resumes in one process; records which modules unpickle or run code: `… RUN_DIR FOUND.json`.
 
-Python tells of every unpickling of a class, every unmarshalling and every running of code. An import is the last two,
-of a file that somebody installed; who runs something else on that occasion is written down apart.
+Python raises an audit event for every class that is unpickled, every unmarshalling and every run of code. An import
+causes the last two for an installed file; modules that run other code during an import are recorded separately.
 """
 
 import json
@@ -14,7 +14,6 @@ import torch
 
 from envs_server.actor import Actor
 from seedrl.config import LearnerConfig
-from seedrl.roles.learner import LearnerProcess
 from tests.integration.support import InThread, RunningLearner
 from tests.integration.waiting import free_address
 
@@ -24,7 +23,7 @@ INSTALLED += (str(Path(__file__).parents[2]),)
 
 
 def modules_of(frame: FrameType | None) -> Iterator[str]:
-    """Who calls, whom that was called by, and so on."""
+    """Yield the module of a frame, of its caller, and so on."""
     while frame is not None:
         yield str(frame.f_globals.get("__name__"))
         frame = frame.f_back
@@ -35,13 +34,13 @@ def is_installed(code: object) -> bool:
 
 
 def train(run_dir: str, env_steps: int) -> int:
-    """Until so many steps were made; returns how many updates there were, all told."""
+    """Train until `env_steps`; return the number of updates since the run began."""
     config = LearnerConfig(run_dir=run_dir, listen=free_address(), threads=1, metrics="127.0.0.1:0")
     config.algorithm.unroll_length, config.algorithm.batch_size = 5, 4
     config.actors.envs, config.serving.max_slots = 8, 16
     config.stop.env_steps, config.checkpoint.seconds = env_steps, 0.0
     config.display = type(config.display).none
-    learner = RunningLearner(LearnerProcess(config))
+    learner = RunningLearner(config).opened()
     InThread(Actor(config.listen, say=lambda _: None).run).join()
     updates: int = learner.join()["updates"]
     return updates

@@ -1,4 +1,4 @@
-"""Learners and actors in threads, ended after each test whatever happened in it."""
+"""Fixtures that start learners and actors in threads and end them after each test, whatever happened in it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from seedrl.config import ActorConfig
 from seedrl.roles.learner import LearnerProcess
-from tests.integration.support import RunningActor, RunningLearner, SignedPool, tiny_config
+from tests.integration.support import RunningActor, RunningLearner, SignedPool, ended_together, tiny_config
 from tests.integration.waiting import free_address
 
 StartLearner = Callable[..., RunningLearner]
@@ -18,37 +18,29 @@ StartActor = Callable[..., RunningActor]
 @pytest.fixture
 def start_learner(tmp_path: Path) -> Iterator[StartLearner]:
     """start_learner(kind=LearnerProcess, listen=…, **{"serving.max_slots": 4, …})"""
-    started: list[RunningLearner] = []
+    started: list[RunningLearner]
+    with ended_together() as started:
 
-    def start(kind: type[LearnerProcess] = LearnerProcess, listen: str = "", **settings: Any) -> RunningLearner:
-        config = tiny_config(str(tmp_path / "run"), listen or free_address())
-        for key, value in settings.items():
-            group, _, name = key.rpartition("__")
-            setattr(getattr(config, group) if group else config, name, value)
-        started.append(RunningLearner(kind(config)))
-        return started[-1]
+        def start(kind: type[LearnerProcess] = LearnerProcess, listen: str = "", **settings: Any) -> RunningLearner:
+            config = tiny_config(str(tmp_path / "run"), listen or free_address())
+            for key, value in settings.items():
+                group, _, name = key.rpartition("__")
+                setattr(getattr(config, group) if group else config, name, value)
+            started.append(RunningLearner(config, kind))
+            return started[-1].opened()
 
-    yield start
-    for learner in started:
-        learner.service.stop.ask("interrupted", "the test is over")
-    for learner in started:
-        learner.thread.join(20)
-        assert learner.ended()
+        yield start
 
 
 @pytest.fixture
 def start_actor() -> Iterator[StartActor]:
     """start_actor(address, make_pool=SignedPool, **fields of ActorConfig)"""
-    started: list[RunningActor] = []
+    started: list[RunningActor]
+    with ended_together() as started:
 
-    def start(address: str, make_pool: Callable[..., Any] = SignedPool, **settings: Any) -> RunningActor:
-        config = ActorConfig(**{"learner": address, "name": f"actor-{len(started)}", "patience": 60.0, **settings})
-        started.append(RunningActor(config, make_pool))
-        return started[-1]
+        def start(address: str, make_pool: Callable[..., Any] = SignedPool, **settings: Any) -> RunningActor:
+            config = ActorConfig(**{"learner": address, "name": f"actor-{len(started)}", "patience": 60.0, **settings})
+            started.append(RunningActor(config, make_pool))
+            return started[-1]
 
-    yield start
-    for actor in started:
-        actor.actor.stop()
-    for actor in started:
-        actor.thread.join(20)
-        assert actor.ended()
+        yield start

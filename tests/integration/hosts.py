@@ -1,4 +1,4 @@
-"""Machines of a small network, each a network namespace with an address of its own on a common bridge."""
+"""Hosts of a small network: network namespaces, each with an address of its own on a common bridge."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ NUMBERS = itertools.count()
 
 
 class Hosts:
-    """Without root and `ip` the test is skipped. Whoever starts processes on hosts ends them before."""
+    """The hosts of one test. It is skipped without root and `ip`; processes on hosts have to end before `close`."""
 
     def __init__(self, count: int) -> None:
         if os.geteuid() or not shutil.which("ip"):
@@ -32,7 +32,7 @@ class Hosts:
         self._connect(mark)
 
     def _connect(self, mark: str) -> None:
-        """The first host has the bridge; the others are plugged into it."""
+        """Make the bridge on the first host and connect the others to it."""
         first = self._names[0]
         _ip("-n", first, "link", "add", "bridge", "type", "bridge")
         _ip("-n", first, "addr", "add", f"{self.addresses[0]}/24", "dev", "bridge")
@@ -47,7 +47,7 @@ class Hosts:
                 _ip("-n", name, "link", "set", near, "up")
 
     def on(self, number: int, command: list[str]) -> list[str]:
-        """The command, run on a host."""
+        """Return the command line that runs a command on a host."""
         return ["ip", "netns", "exec", self._names[number], *command]
 
     def close(self) -> None:

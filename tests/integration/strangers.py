@@ -1,7 +1,7 @@
-"""People who connect to a learner and speak something else, or nothing. Needs nothing but Python's own.
+"""Clients that connect to a learner and send something else than gRPC, or nothing. Needs only the standard library.
 
 python -m tests.integration.strangers HOST:PORT KIND CONNECTIONS AT_ONCE SEED PER_SECOND
-python -m tests.integration.strangers sink        listens instead, and says where: what a flood costs by itself
+python -m tests.integration.strangers sink        listens instead and prints its address: what a flood costs by itself
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def say_http1(line: socket.socket, chance: random.Random) -> None:
 
 
 def say_random_frames(line: socket.socket, chance: random.Random) -> None:
-    """HTTP/2 as far as its preface and the shape of its frames; what is in them is chance."""
+    """Send the preface of HTTP/2 and well-formed frames with random content."""
     frames = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", _frame(4, 0, 0, b"")]
     for _ in range(chance.randint(1, 20)):
         kind, flags, stream = chance.randint(0, 12), chance.randint(0, 255), chance.choice([0, 1, 3, 5, 2**31 - 1])
@@ -45,13 +45,13 @@ STRANGERS: tuple[Stranger, ...] = (say_garbage, say_http1, say_random_frames, sa
 def flood(
     address: str, say: Stranger, connections: int, at_once: int, seed: int = 1, per_second: float = math.inf
 ) -> None:
-    """Opens connections, keeps them, and closes the oldest when there are too many."""
+    """Open connections, keep them, and close the oldest when there are too many."""
     host, _, port = address.rpartition(":")
     chance, lines, began = random.Random(seed), deque[socket.socket](), time.monotonic()
     for number in range(connections):
         time.sleep(max(0.0, began + number / per_second - time.monotonic()))
         lines.append(socket.create_connection((host, int(port)), timeout=60))
-        with contextlib.suppress(ConnectionError):  # they have hung up already
+        with contextlib.suppress(ConnectionError):  # the learner has closed it already
             say(lines[-1], chance)
         if len(lines) == at_once:
             lines.popleft().close()
@@ -60,7 +60,7 @@ def flood(
 
 
 def sink() -> None:
-    """Accepts whoever comes, reads whatever they say and never answers."""
+    """Accept every connection, read everything and never answer."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     print(f"127.0.0.1:{listener.getsockname()[1]}", flush=True)
     with selectors.DefaultSelector() as selector:

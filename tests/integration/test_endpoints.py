@@ -50,12 +50,12 @@ class Agreement:
         eventually(lambda: all(self._knows(each, everybody) for each in self._learners))
 
     def _knows(self, learner: RunningLearner, addresses: list[str]) -> bool:
-        others = learner.service.balance._seen.others
+        others = learner.service.inference.balance._seen.others
         return len(others) == len(addresses) - 1
 
     def _run(self) -> None:
         while not self._over.wait(0.1):
-            there = [each.service.balance for each in self._learners if not each.ended()]
+            there = [each.service.inference.balance for each in self._learners if not each.ended()]
             rows = [each.own() for each in there]
             for each in there:
                 each.see(rows)
@@ -102,7 +102,7 @@ def move_all(learner: RunningLearner) -> int:
 
 
 def names(learner: RunningLearner) -> set[str]:
-    return {session.name for session in list(learner.service.sessions.open.values())}
+    return {session.name for session in list(learner.service.inference.sessions.open.values())}
 
 
 def is_served(actor: RunningActor, requests: int = 5) -> bool:
@@ -123,7 +123,7 @@ def hush(learners: list[RunningLearner], actors: list[RunningActor]) -> None:
     for learner in learners:
         tell(learner, "pause")
     for learner in learners:
-        eventually(lambda learner=learner: not learner.service.batcher.waiting_rows)
+        eventually(lambda learner=learner: not learner.service.inference.batcher.waiting_rows)
     eventually(lambda: sent(actors) == counted(learners))
 
 
@@ -142,7 +142,11 @@ def accounts_for_all(learner: RunningLearner) -> bool:
     metrics = learner.service.serving
     handed_over = T * metrics.unrolls_made + metrics.rows_dropped["partial_unroll"]
     ended = metrics.sessions_left + sum(metrics.sessions_evicted.values()) + moved(learner)
-    return metrics.rows == handed_over and metrics.sessions_joined == ended and not learner.service.sessions.slots_taken
+    return (
+        metrics.rows == handed_over
+        and metrics.sessions_joined == ended
+        and not learner.service.inference.sessions.slots_taken
+    )
 
 
 def moved(learner: RunningLearner) -> int:
@@ -166,13 +170,13 @@ def test_at_least_four_fifths_of_new_slots_go_elsewhere_if_an_endpoint_is_20_ms_
             home = link.address if learner is slow else learner.address
             start_and_wait(start_actor, 1, home, make_pool=SlowPool)
         agreement.add(slow, *fast)
-        eventually(lambda: all(each.service.balance.own().round_trip for each in (slow, *fast)))
+        eventually(lambda: all(each.service.inference.balance.own().round_trip for each in (slow, *fast)))
         home = link.address if is_home_slow else fast[0].address
         actors = start_and_wait(start_actor, 10, home, make_pool=SlowPool)
-        at_slow = slow.service.sessions.slots_taken - ENVS
+        at_slow = slow.service.inference.sessions.slots_taken - ENVS
         print(f"{at_slow} of {10 * ENVS} new slots at the slow endpoint")
         assert at_slow <= 0.2 * 10 * ENVS
-        assert all(each.service.sessions.slots_taken > 2 * ENVS for each in fast)
+        assert all(each.service.inference.sessions.slots_taken > 2 * ENVS for each in fast)
         assert not any(actor.wrong for actor in actors)
 
 
@@ -223,8 +227,8 @@ def test_drained_endpoint_has_nobody_at_once_and_everything_that_was_sent_is_cou
     updates = first.service.learning.updates
     eventually(lambda: first.service.learning.updates > updates)
     assert move_all(first) == 4
-    assert not first.service.sessions.open
-    assert first.service.sessions.slots_taken == 0
+    assert not first.service.inference.sessions.open
+    assert first.service.inference.sessions.slots_taken == 0
     eventually(lambda: len(names(second)) == 4 and all(is_served(actor) for actor in actors))
     assert first.service.serving.sessions_redirected["drain"] == 4
     late = start_and_wait(start_actor, 1, first.address, make_pool=make_pool)  # is sent on
@@ -247,7 +251,7 @@ def test_opened_endpoint_takes_actors_again(
     first, second = start_endpoint(), start_endpoint()
     agreement.add(first, second)
     move_all(first)
-    eventually(lambda: not second.service.balance.has_others)  # it has heard of that
+    eventually(lambda: not second.service.inference.balance.has_others)  # it has heard of that
     with pytest.raises(ConfigError, match="move: expected another endpoint that is open and has room for 0 × 4"):
         move_all(second)
     start_and_wait(start_actor, 2, first.address)
@@ -266,7 +270,7 @@ def test_one_actor_is_moved_and_the_others_stay(
     assert tell(first, "move", actor="actor-1") == 1
     eventually(lambda: names(second) == {"actor-1"} and is_served(actors[1]))
     assert names(first) == {"actor-0", "actor-2"}
-    assert first.service.sessions.is_open
+    assert first.service.inference.sessions.is_open
     with pytest.raises(ConfigError, match=r"actor: expected one that is connected \(actor-0, actor-2\), saw actor-1"):
         tell(first, "move", actor="actor-1")
 
@@ -286,7 +290,7 @@ def test_move_with_no_room_for_all_moves_nobody_and_says_so(
     assert code == 2
     assert words in err
     assert names(first) == {"actor-0", "actor-1", "actor-2"}
-    assert first.service.sessions.is_open
+    assert first.service.inference.sessions.is_open
     assert all(len(actor.pools) == 1 for actor in actors)
     code, out, err = commands.run("control", "move", "actor=actor-2", f"learner={first.address}")
     assert (code, out) == (0, "told 1 actor: move\n"), err
@@ -301,16 +305,16 @@ def test_actor_that_does_not_leave_when_it_is_moved_holds_nothing(
     with RawActor(first.address) as raw:
         raw.join(redirects=1)
         raw.step(1, **make_rows([0, 1])._asdict())
-        eventually(lambda: first.service.batcher.waiting_rows == 2)
+        eventually(lambda: first.service.inference.batcher.waiting_rows == 2)
         assert tell(first, "move", actor="raw") == 1
-        assert (first.service.batcher.waiting_rows, first.service.sessions.slots_taken) == (0, 0)
+        assert (first.service.inference.batcher.waiting_rows, first.service.inference.sessions.slots_taken) == (0, 0)
         control = raw.receive().control
         assert (control.command, control.address) == (pb.Control.COMMAND_REDIRECT, second.address)
         raw.step(2, **make_rows([2])._asdict())  # it had not heard of that
         eventually(lambda: first.service.serving.rows_dropped["session_ended"] == 3)
-        assert first.service.server._outboxes  # its stream is still there
+        assert first.service.inference.server._outboxes  # its stream is still there
         assert raw.status() == (grpc.StatusCode.OK, "")
-    eventually(lambda: not first.service.server._outboxes)
+    eventually(lambda: not first.service.inference.server._outboxes)
     assert accounts_for_all(first)
 
 
@@ -427,7 +431,7 @@ def test_redirect_that_leads_nowhere_leads_home(
         if kind == "silent":
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # accepts, and says nothing
             there = f"127.0.0.1:{listener.getsockname()[1]}"
-        learner.service.balance.see([Endpoint(there, free=64, slots=64, round_trip=0.0, is_open=True)])
+        learner.service.inference.balance.see([Endpoint(there, free=64, slots=64, round_trip=0.0, is_open=True)])
         actor = start_actor(learner.address)
         eventually(lambda: is_served(actor))
         assert actor.says(f"goes to {there}, the learner says: ")
@@ -501,7 +505,7 @@ class Secured:
 
     def send_to(self, address: str) -> None:
         row = Endpoint(address, free=64, slots=64, round_trip=0.0, is_open=True)
-        self.learner.service.balance.see([row])
+        self.learner.service.inference.balance.see([row])
         order = encode_control_request(ControlRequest("actor-0", command=pb.Control.COMMAND_REDIRECT))
         assert ask_control(Link(self.learner.address, self._security), order, DEADLINE).actors == 1
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.conftest import StartLearner
 from tests.integration.processes import Commands
-from tests.integration.waiting import eventually
+from tests.integration.waiting import eventually, within
 
 ROOT = Path(__file__).parents[2]
 FAILING = """
@@ -56,7 +56,7 @@ def test_environment_that_raises_again_and_again_ends_its_actor_with_code_five(
     assert actor.err.startswith("seedrl actor: environments failed 2 times within 10 minutes, max_env_failures allows")
     assert actor.err.count("\n") == 1
     assert learner.service.serving.actors_env_failures == 1
-    eventually(lambda: not learner.service.sessions.open)
+    eventually(lambda: not learner.service.inference.sessions.open)
 
 
 def test_environment_that_exits_takes_its_actor_along_and_the_next_one_is_served(
@@ -66,7 +66,7 @@ def test_environment_that_exits_takes_its_actor_along_and_the_next_one_is_served
     learner = start_learner(env__id="mock", model__name="mlp", metrics="", serving__max_slots=4)
     path = failing(commands, "pathlib.Path('exited').exists() or (pathlib.Path('exited').touch(), os._exit(9))")
     assert commands.start("actor", f"learner={learner.address}", path=path).wait() == 9
-    eventually(lambda: not learner.service.sessions.open, seconds=1)
+    within(1.0, lambda: not learner.service.inference.sessions.open)
     commands.start("actor", f"learner={learner.address}", path=path)
     learner.steps_on(200)
     assert sum(learner.service.serving.sessions_refused.values()) == 0
@@ -86,4 +86,4 @@ def test_environment_that_keeps_the_main_thread_ends_its_actor_with_code_five(
     actor = commands.start("actor", f"learner={learner.address}", "step_deadline=1", path=path)
     assert actor.wait() == 5
     assert f"{words}; ending the process" in actor.err
-    eventually(lambda: not learner.service.sessions.open)
+    eventually(lambda: not learner.service.inference.sessions.open)

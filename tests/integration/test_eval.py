@@ -78,7 +78,9 @@ def counting(config: LearnerConfig) -> None:
     config.env.options = {"longest": 30}
     config.model.name = "tests.chaos.model:CountingModel"
     config.model.options = {"violations": str(Path(config.run_dir) / "violations")}
-    config.actors.envs, config.actors.evaluation, config.lockstep = 8, 0.5, True  # none of it is eval's business
+    # What follows concerns training only, and an evaluation must not care.
+    config.actors.envs, config.actors.evaluation, config.actors.at_most = 8, 0.5, 4
+    config.ranks.count, config.ranks.advertise = 2, "10.0.0.1"
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_family_is_made_streamed_and_trained_on(
     start_actor(learner.address, make_pool, threads=1)
     eventually(lambda: learner.service.learning.updates >= 3 or learner.ended())
     assert learner.service.learning.skipped_updates == 0
-    spec = learner.service.sessions.spec.result()
+    spec = learner.service.inference.sessions.spec.result()
     observation, action = FAMILIES[preset]
     assert [str(leaf) for leaf in spec.observations] == observation
     assert spec.action == action

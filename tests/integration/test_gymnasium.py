@@ -18,7 +18,7 @@ from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, summary_of
 from tests.integration.support import RunningActor
 from tests.integration.waiting import eventually
-from tests.simulators import Counter
+from tests.simulators import Counter, released_at_the_end
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ def test_gymnasium_environment_is_streamed_and_trained_on(
     learner = start_learner(env__id="gymnasium:CartPole-v1", env__processes=processes, model__name="auto", metrics="")
     actor = start_actor(learner.address, make_pool, threads=2)
     assert trains(learner)
-    spec = learner.service.sessions.spec.result()
+    spec = learner.service.inference.sessions.spec.result()
     assert (spec.observation.shape, spec.action) == ((4,), discrete(2))
     actor.stop()
     eventually(lambda: [child for child in multiprocessing.active_children() if child.name.startswith(PREFIX)] == [])
@@ -45,7 +45,7 @@ def test_mask_of_gymnasiums_taxi_is_kept_to(start_learner: StartLearner, start_a
     learner = start_learner(env__id="gymnasium:Taxi-v4", model__name="auto", metrics="")
     start_actor(learner.address, make_pool, threads=1)
     assert trains(learner)
-    assert learner.service.sessions.spec.result().mask == "action_mask"
+    assert learner.service.inference.sessions.spec.result().mask == "action_mask"
 
 
 @pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
@@ -59,11 +59,12 @@ def test_hanging_environment_is_noticed_and_made_anew(
         model__name="auto",
         metrics="",
     )
-    actor = start_actor(learner.address, make_pool, modules=["tests.simulators"], step_deadline=1.0, threads=1)
-    eventually(lambda: len(actor.pools) >= 2)
-    assert actor.says("has not answered for 1 s; making the environments anew")
-    steps = learner.env_steps
-    eventually(lambda: learner.env_steps > steps)
+    with released_at_the_end():
+        actor = start_actor(learner.address, make_pool, modules=["tests.simulators"], step_deadline=1.0, threads=1)
+        eventually(lambda: len(actor.pools) >= 2)
+        assert actor.says("has not answered for 1 s; making the environments anew")
+        steps = learner.env_steps
+        eventually(lambda: learner.env_steps > steps)
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """What people see of a running learner: its pages, `seedrl status`, `seedrl doctor`, and what a run leaves behind."""
 
+import contextlib
 import json
 import socket
 import time
@@ -210,14 +211,16 @@ def test_doctor_of_an_observation_too_large_for_memory_says_how_much_is_free(com
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Commands, Process, Path]]:
     """`seedrl run` of CartPole that does not end, and its directory."""
-    commands = Commands(tmp_path_factory.mktemp("run"))
-    directory = commands.directory / "runs/CartPole-v1/endless"
-    process = commands.start(
-        "run", f"run_dir={directory}", "display=plain", "stop.env_steps=1000000000", "stop.return_mean_100=null"
-    )
-    eventually(lambda: not process.is_running or status_of(commands, directory).get("row", {}).get("updates", 0) > 5)
-    yield commands, process, directory
-    commands.close()
+    with contextlib.closing(Commands(tmp_path_factory.mktemp("run"))) as commands:
+        directory = commands.directory / "runs/CartPole-v1/endless"
+        settings = ["display=plain", "stop.env_steps=1000000000", "stop.return_mean_100=null"]
+        process = commands.start("run", f"run_dir={directory}", *settings)
+        eventually(lambda: not process.is_running or updates_of(commands, directory) > 5)
+        yield commands, process, directory
+
+
+def updates_of(commands: Commands, directory: Path) -> int:
+    return int(status_of(commands, directory).get("row", {}).get("updates", 0))
 
 
 def status_of(commands: Commands, directory: Path) -> dict[str, Any]:
@@ -238,6 +241,7 @@ def test_status_without_arguments_finds_the_newest_run(run: tuple[Commands, Proc
     assert "actor-0" in out
 
 
+@pytest.mark.long
 def test_doctor_of_a_running_learner_names_the_bottleneck(run: tuple[Commands, Process, Path]) -> None:
     commands, _, directory = run
     code, out, err = commands.run("doctor", f"run={directory}")

@@ -196,7 +196,7 @@ def test_learner_that_is_killed_goes_on_as_often_as_it_may(cluster: Cluster, com
 
 @pytest.mark.parametrize(
     ("placement", "per_node", "actors", "expected"),
-    [("", 0, 5, [4, 2]), ("spread", 0, 5, [2, 2, 2]), ("collocate", 0, 3, [4]), ("per_node", 1, 3, [2, 1, 1])],
+    [("", 0, 5, [4, 2]), ("spread", 0, 5, [2, 2, 2]), ("collocate", 0, 3, [4]), ("", 1, 3, [2, 1, 1])],
 )
 def test_placement_is_carried_out(
     cluster: Cluster, placement: str, per_node: int, actors: int, expected: list[int]

@@ -136,7 +136,7 @@ def test_second_signal_ends_a_run_that_is_stuck_at_once(commands: Commands) -> N
     eventually(lambda: (commands.directory / "stuck").exists() or not process.is_running)
     assert process.children().keys()
     process.signal(signal.SIGINT)
-    process.says("once more to end at once")  # the first one has arrived
+    process.says("a second signal ends it at once")  # the first one has arrived
     process.signal(signal.SIGINT)
     assert process.wait(20) == 128 + signal.SIGTERM
     assert process.left_behind() == []

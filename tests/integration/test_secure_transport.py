@@ -1,5 +1,6 @@
 """Strangers and friends at a learner's port: tokens, TLS and client certificates over real gRPC; what leaks out."""
 
+import contextlib
 import json
 import os
 import queue
@@ -90,9 +91,9 @@ def test_call_without_a_valid_token_is_refused_whatever_it_calls_before_anything
         seen = {outcome(channel, method, metadata) for method in METHODS for metadata in shown}
     assert seen == {(grpc.StatusCode.UNAUTHENTICATED, str(REFUSAL))}
     assert learner.service.serving.sessions_refused["unauthenticated"] == len(METHODS) * len(shown)
-    assert learner.service.sessions.slots_taken == 0
-    assert not learner.service.sessions.open
-    assert not learner.service.server._outboxes
+    assert learner.service.inference.sessions.slots_taken == 0
+    assert not learner.service.inference.sessions.open
+    assert not learner.service.inference.server._outboxes
 
 
 def test_call_with_a_valid_token_is_answered_by_every_service(
@@ -257,7 +258,7 @@ def page(address: str, path: str = "/metrics") -> str:
 
 @pytest.mark.parametrize("insecure", [False, True])
 def test_learner_that_is_allowed_to_be_insecure_says_so_in_log_and_metrics(
-    start_learner: StartLearner, capsys: pytest.CaptureFixture[str], insecure: bool
+    start_learner: StartLearner, insecure: bool
 ) -> None:
     """B11"""
     address = free_address()
@@ -266,11 +267,11 @@ def test_learner_that_is_allowed_to_be_insecure_says_so_in_log_and_metrics(
     learner = start_learner(listen=listen, security=security, display=Display.plain, metrics="127.0.0.1:0")
     eventually(lambda: learner.service.monitor.address)
     assert f"seedrl_insecure {float(insecure)}" in page(learner.service.monitor.address)
-    assert (f"INSECURE, as was allowed: listen={listen}" in capsys.readouterr().out) is insecure
+    assert (f"INSECURE, as was allowed: listen={listen}" in learner.said) is insecure
 
 
 def test_learner_whose_secrets_others_may_read_says_so_and_never_what_they_are(
-    start_learner: StartLearner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start_learner: StartLearner, tmp_path: Path
 ) -> None:
     """B9"""
     path = tmp_path / "token"
@@ -280,10 +281,9 @@ def test_learner_whose_secrets_others_may_read_says_so_and_never_what_they_are(
     with grpc.insecure_channel(learner.address) as channel:
         outcome(channel, METHODS[0], ())
     learner.stop()
-    said = capsys.readouterr().out
-    assert f"other users of this machine may read {path}" in said
-    assert "refused ipv4:127.0.0.1:" in said
-    assert TOKEN not in said
+    assert f"other users of this machine may read {path}" in learner.said
+    assert "refused ipv4:127.0.0.1:" in learner.said
+    assert TOKEN not in learner.said
 
 
 @pytest.mark.parametrize(
@@ -307,20 +307,19 @@ def test_command_beyond_this_machine_without_protection_ends_with_code_two(
 
 @pytest.fixture(scope="module")
 def protected(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str, Path]]:
-    """A whole run with everything on, other actors welcome; its address and run directory."""
-    commands = Commands(tmp_path_factory.mktemp("protected"))
-    address, run_dir = free_address(), commands.directory / "run"
-    settings = [f"security.{name}={value}" for name, value in vars(certificates.learner).items() if value]
-    small = ("actors.envs=16", "algorithm.batch_size=8", "stop.return_mean_100=null", "stop.env_steps=1_000_000_000")
-    process = commands.start(
-        "run", f"listen={address}", f"run_dir={run_dir}", *small, *settings, "checkpoint.seconds=0.1", "display=plain"
-    )
-    for made in ("checkpoints/[0-9]*", "metrics.jsonl"):
-        eventually(lambda made=made: list(run_dir.glob(made)) or not process.is_running)
-    yield process, address, run_dir
-    commands.close()
+    """A whole run with everything on, which welcomes other actors; its address and run directory."""
+    with contextlib.closing(Commands(tmp_path_factory.mktemp("protected"))) as commands:
+        address, run_dir = free_address(), commands.directory / "run"
+        settings = [f"security.{name}={value}" for name, value in vars(certificates.learner).items() if value]
+        settings += ["actors.envs=16", "algorithm.batch_size=8", "checkpoint.seconds=0.1", "display=plain"]
+        settings += ["stop.return_mean_100=null", "stop.env_steps=1_000_000_000"]
+        process = commands.start("run", f"listen={address}", f"run_dir={run_dir}", *settings)
+        for made in ("checkpoints/[0-9]*", "metrics.jsonl"):
+            eventually(lambda made=made: list(run_dir.glob(made)) or not process.is_running)
+        yield process, address, run_dir
 
 
+@pytest.mark.long
 def test_run_with_tls_serves_its_own_actors_over_a_private_socket_and_others_over_tls(
     protected: tuple[Any, str, Path], certificates: Certificates, start_actor: StartActor
 ) -> None:
@@ -335,6 +334,7 @@ def test_run_with_tls_serves_its_own_actors_over_a_private_socket_and_others_ove
         learner_status(StatusConfig(run=str(run_dir)))
 
 
+@pytest.mark.long
 def test_run_with_a_token_shows_it_nowhere(protected: tuple[Any, str, Path]) -> None:
     """B9: not in `ps`, the log, metrics, pages, or any file of the run."""
     process, _, run_dir = protected
@@ -380,7 +380,7 @@ def test_training_checkpointing_and_resuming_run_and_unpickle_nothing_that_was_r
 
 @pytest.mark.parametrize("method", ["Stream", "Status"])
 def test_internal_error_is_not_told_to_the_peer(
-    start_learner: StartLearner, monkeypatch: pytest.MonkeyPatch, method: str, capsys: pytest.CaptureFixture[str]
+    start_learner: StartLearner, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """B12: it is in the learner's log."""
 
@@ -397,7 +397,7 @@ def test_internal_error_is_not_told_to_the_peer(
         else:
             seen = status_of(learner)
     assert seen == (grpc.StatusCode.INTERNAL, "internal error of the learner")
-    assert "secret of the learner" in capsys.readouterr().out
+    eventually(lambda: "secret of the learner" in learner.said)
 
 
 def status_of(learner: RunningLearner) -> tuple[grpc.StatusCode, str]:

@@ -20,7 +20,7 @@ from seedrl.roles.serve import Serving
 from seedrl.wire.channel import Link, ask_status
 from seedrl.wire.codec import decode_act, decode_status
 from tests.integration.processes import Commands
-from tests.integration.support import SPEC, InThread, RawActor
+from tests.integration.support import SPEC, InThread, RawActor, ended_together
 from tests.integration.test_processes import SMALL
 from tests.integration.trained import favouring, make_run, save
 from tests.integration.waiting import eventually, free_address, is_listening
@@ -36,11 +36,9 @@ class Served(InThread):
         self.serving = Serving(config, self.said.append)
         self.address = config.listen
         super().__init__(self.serving.run)
-        eventually(lambda: self.ended() or is_listening(self.address))
 
-    def stop(self) -> None:
+    def ask_to_stop(self) -> None:
         self.serving.deployment.stop.ask("interrupted", "the test is over")
-        self.join()
 
     @property
     def version(self) -> int:
@@ -50,15 +48,16 @@ class Served(InThread):
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Any]:
     """serve(run, **fields of ServeConfig)"""
-    started: list[Served] = []
+    started: list[Served]
+    with ended_together() as started:
 
-    def start(run: Path, **settings: Any) -> Served:
-        started.append(Served(ServeConfig(run=str(run), listen=free_address(), threads=1, **settings)))
-        return started[-1]
+        def start(run: Path, **settings: Any) -> Served:
+            served = Served(ServeConfig(run=str(run), listen=free_address(), threads=1, **settings))
+            started.append(served)
+            eventually(lambda: served.ended() or is_listening(served.address))
+            return served
 
-    yield start
-    for served in started:
-        served.stop()
+        yield start
 
 
 def actions_of(address: str, steps: int = 1) -> list[int]:

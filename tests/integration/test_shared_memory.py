@@ -23,7 +23,8 @@ def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def uses_memory(learner: RunningLearner) -> bool:
     return any(
-        session.memory is not None and session.busy_buffers for session in learner.service.sessions.open.values()
+        session.memory is not None and session.busy_buffers
+        for session in learner.service.inference.sessions.open.values()
     )
 
 
@@ -63,14 +64,14 @@ def test_no_memory_for_whoever_is_elsewhere_or_told_not_to(
     learner = start_learner()
     monkeypatch.setattr(envs_server.actor, "this_host", lambda: "another machine/0")
     serves(learner, start_actor(learner.address))
-    (session,) = learner.service.sessions.open.values()
+    (session,) = learner.service.inference.sessions.open.values()
     assert session.memory is None
     learner.stop()
     monkeypatch.undo()
     monkeypatch.setattr(sessions, "WORTH_BYTES", 1)
     learner = start_learner(serving__shared_memory=False)
     serves(learner, start_actor(learner.address))
-    assert all(session.memory is None for session in learner.service.sessions.open.values())
+    assert all(session.memory is None for session in learner.service.inference.sessions.open.values())
 
 
 def test_small_observations_stay_in_messages(
@@ -79,7 +80,7 @@ def test_small_observations_stay_in_messages(
     monkeypatch.undo()
     learner = start_learner()
     serves(learner, start_actor(learner.address))
-    (session,) = learner.service.sessions.open.values()
+    (session,) = learner.service.inference.sessions.open.values()
     assert session.memory is None
 
 
@@ -137,5 +138,5 @@ def test_wrong_buffer_ends_its_own_session_only(
         actor.step_in(1)
         actor.step_in(buffer, request_id=2, env_id=(2, 3))  # 1 is in flight
         assert complaint in actor.status()[1]
-    learner.service.batcher._max_wait = 0.001
+    learner.service.inference.batcher._max_wait = 0.001
     serves(learner, witness)

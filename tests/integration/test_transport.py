@@ -3,7 +3,6 @@
 import functools
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,13 @@ from tests.integration.support import (
     ScriptedLearner,
     SignedPool,
     Wire,
+    ended_together,
     make_rows,
     right_action,
     step_message,
     tiny_config,
 )
-from tests.integration.waiting import DEADLINE, eventually, free_address
+from tests.integration.waiting import DEADLINE, eventually, free_address, within
 
 SERVICE = "seedrl.v1.InferenceService"
 Code = grpc.StatusCode
@@ -84,7 +84,7 @@ def test_actor_whose_wire_is_cut_joins_again_as_a_new_session(
         learner.steps_on()
         wire.cut()
         eventually(lambda: len(actor.pools) == 2 and actor.requests > 0)
-        eventually(lambda: len(learner.service.sessions.open) == 1)
+        eventually(lambda: len(learner.service.inference.sessions.open) == 1)
         learner.steps_on()
         assert actor.pools[0].signature != actor.pools[1].signature  # other seeds: not the same episodes once more
         actor.stop()
@@ -165,14 +165,14 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLearner]:
     """A learner with a good actor that steps without end."""
     config = tiny_config(str(tmp_path_factory.mktemp("busy") / "run"), free_address())
     config.serving.max_message_mb = 1
-    learner = RunningLearner(LearnerProcess(config))
-    actor = RunningActor(envs_server.actor.ActorConfig(learner=learner.address, name="good"), SignedPool)
-    learner.steps_on()
-    yield learner
-    assert len(actor.pools) == 1
-    assert not actor.wrong
-    actor.stop()
-    learner.stop()
+    with ended_together() as started:
+        started.append(learner := RunningLearner(config))
+        actor = RunningActor(envs_server.actor.ActorConfig(learner=learner.opened().address, name="good"), SignedPool)
+        started.append(actor)
+        learner.steps_on()
+        yield learner
+        assert len(actor.pools) == 1
+        assert not actor.wrong
 
 
 def hello(version: int) -> pb.StreamRequest:
@@ -335,11 +335,11 @@ def test_actor_with_other_spaces_gives_up_with_the_learners_words(
 def test_half_closed_stream_ends_its_session(busy: RunningLearner) -> None:
     with RawActor(busy.address) as raw:
         session = raw.join().session_id
-        eventually(lambda: session in busy.service.sessions.open)
+        eventually(lambda: session in busy.service.inference.sessions.open)
         raw.half_close()
         code, _ = raw.status()
     assert code is Code.OK
-    assert session not in busy.service.sessions.open
+    assert session not in busy.service.inference.sessions.open
 
 
 # Large messages.
@@ -400,7 +400,7 @@ def test_dead_actor_frees_its_slots_while_others_go_on(start_learner: StartLearn
     raw.step()
     assert list(map(len, raw.receive().act.action)) == [16]
     raw.cut()
-    eventually(lambda: len(learner.service.sessions.open) == 1, seconds=1)
+    within(1.0, lambda: len(learner.service.inference.sessions.open) == 1)
     assert learner.service.serving.rows_dropped["partial_unroll"] == 4
     assert learner.service.serving.unrolls_dropped["session_ended"] == 4
     learner.steps_on()
@@ -418,11 +418,11 @@ def test_rows_of_a_dead_session_are_dropped_from_the_batch_they_wait_for(start_l
     dead = RawActor(learner.address)
     dead.join()
     dead.step()
-    eventually(lambda: learner.service.batcher.waiting_rows == 4)
+    eventually(lambda: learner.service.inference.batcher.waiting_rows == 4)
     dead.cut()
-    eventually(lambda: not learner.service.sessions.open, seconds=1)
+    within(1.0, lambda: not learner.service.inference.sessions.open)
     assert learner.service.serving.rows_dropped["session_ended"] == 4
-    assert learner.service.batcher.waiting_rows == 0
+    assert learner.service.inference.batcher.waiting_rows == 0
     with RawActor(learner.address) as one, RawActor(learner.address) as other:
         for number, alive in enumerate((one, other)):
             alive.join()
@@ -437,7 +437,7 @@ def test_rows_of_a_dead_session_are_dropped_from_the_batch_they_wait_for(start_l
 def test_shutdown_while_a_batch_is_partial_ends_everybody(start_learner: StartLearner, start_actor: StartActor) -> None:
     learner = start_learner(serving__min_rows=64, serving__max_wait=600.0)
     actor = start_actor(learner.address)
-    eventually(lambda: learner.service.batcher.waiting_rows == 4)
+    eventually(lambda: learner.service.inference.batcher.waiting_rows == 4)
     summary = learner.stop()
     assert summary["status"] == "interrupted"
     eventually(lambda: actor.says("the test is over"))
@@ -452,7 +452,7 @@ class GatedService(LearnerProcess):
 
     def _build(self, spec: Any) -> None:
         super()._build(spec)
-        inference = self.batches._inference
+        inference = self.inference.batches._inference
         run = inference.run
 
         def gated(requests: Any) -> None:
@@ -471,7 +471,7 @@ def test_shutdown_while_inference_runs_waits_for_it_and_ends(
     actor = start_actor(learner.address)
     assert GatedService.running.wait(DEADLINE)
     learner.service.stop.ask("interrupted", "in the middle of a batch")
-    eventually(lambda: learner.service.batches._stopping)
+    eventually(lambda: learner.service.inference.batches._stopping)
     GatedService.gate.set()
     learner.join()
     assert learner.living_threads() == []
@@ -497,7 +497,7 @@ def test_full_store_slows_the_actors_and_shutdown_still_ends(
     steps = learner.env_steps
     eventually(lambda: serving.serving_seconds["hold"] > 1.0)
     assert learner.env_steps == steps
-    assert learner.service.store.ready == learner.service.store.capacity
+    assert learner.service.training.store.ready == learner.service.training.store.capacity
     assert not actor.ended()
     learner.stop()
     actor.stop()
@@ -681,12 +681,11 @@ def test_environment_that_raises_is_made_anew_and_the_error_is_named(
     """A10: within 5 s; actor and learner say why and count it."""
     learner = start_learner()
     said: list[str] = []
-    learner.service.server._say = said.append
+    learner.service.inference.server._say = said.append
     actor = start_actor(learner.address, failing_once(functools.partial(BrokenPool, where=where)))
     eventually(lambda: actor.says("the simulator exploded"))
-    began = time.monotonic()
-    eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
-    print(f"steps again after {time.monotonic() - began:.1f} s")
+    took = within(5.0, lambda: len(actor.pools) == 2 and actor.requests > 10)
+    print(f"steps again after {took:.1f} s")
     assert actor.pools[0].closed
     assert actor.says("ZeroDivisionError('the simulator exploded'); making the environments anew")
     assert actor.actor.metrics.actor_env_failures == 1
@@ -705,7 +704,7 @@ def test_environments_that_fail_too_often_end_the_actor_and_name_the_error(
         actor.join()
     assert EnvFailed.exit_code == 5
     assert len(actor.pools) == 3
-    eventually(lambda: not learner.service.sessions.open)
+    eventually(lambda: not learner.service.inference.sessions.open)
     eventually(lambda: all(pool.closed for pool in actor.pools))
 
 
@@ -729,11 +728,13 @@ def test_environments_that_cannot_be_made_are_a_failure_and_wrong_settings_are_n
 
 
 class SilentPool(SignedPool):
-    """Its environments never finish their third step."""
+    """Its environments do not finish their fourth step before `over`."""
+
+    over: threading.Event
 
     def recv(self) -> Rows:
         if len(self.sent) == 4:
-            threading.Event().wait()
+            self.over.wait()
         return super().recv()
 
 
@@ -741,11 +742,13 @@ def test_environment_that_stops_answering_is_made_anew_after_the_step_deadline(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
     """A10."""
+    SilentPool.over = threading.Event()
     learner = start_learner(actors__groups=1)
     actor = start_actor(learner.address, failing_once(SilentPool), step_deadline=1.0)
     eventually(lambda: actor.says("environment 0 has not answered for 1 s; making the environments anew"))
-    eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
+    within(5.0, lambda: len(actor.pools) == 2 and actor.requests > 10)
     assert learner.service.serving.actors_env_failures == 1
+    SilentPool.over.set()
 
 
 class OneHangsPool(SignedPool):
@@ -762,7 +765,7 @@ def test_environment_that_hangs_while_others_go_on_is_named_and_made_anew(
     learner = start_learner(actors__groups=2)
     actor = start_actor(learner.address, failing_once(OneHangsPool), step_deadline=1.0)
     eventually(lambda: actor.says("environment 0 has not answered for 1 s; making the environments anew"))
-    eventually(lambda: len(actor.pools) == 2 and actor.requests > 10, seconds=5)
+    within(5.0, lambda: len(actor.pools) == 2 and actor.requests > 10)
 
 
 # What else the port offers.
@@ -804,7 +807,7 @@ def test_report_of_an_actor_reaches_its_session(
     monkeypatch.setattr(envs_server.session, "REPORT_SECONDS", 0.0)
     learner = start_learner()
     start_actor(learner.address, name="reporter")
-    session = eventually(lambda: next(iter(learner.service.sessions.open.values()), None))
+    session = eventually(lambda: next(iter(learner.service.inference.sessions.open.values()), None))
     eventually(lambda: min(session.measured._replace(reconnects=1)) > 0)
     assert session.name == "reporter"
     serving = learner.service.serving
@@ -862,7 +865,7 @@ def test_report_of_what_cannot_be_is_refused_and_not_counted(
 def test_hello_with_a_name_that_steers_terminals_is_shown_harmless(busy: RunningLearner) -> None:
     with RawActor(busy.address) as raw:
         raw.join(name="\x1b[2J[/red]x")
-        names = {session.name for session in busy.service.sessions.open.values()}
+        names = {session.name for session in busy.service.inference.sessions.open.values()}
         assert "?[2J[/red]x" in names
 
 

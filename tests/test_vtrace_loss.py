@@ -12,14 +12,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from seedrl.learning.losses import LossParts, shaped_reward
-from seedrl.learning.vtrace import vtrace
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.config import AlgorithmConfig
-from seedrl.learning import losses
-from seedrl.types import ModelInput, ModelOutput, Unrolls
+from seedrl.algorithms import vtrace as algorithm
+from seedrl.algorithms.base import Loss
+from seedrl.algorithms.settings import AlgorithmConfig, VTraceConfig
+from seedrl.algorithms.transitions import shaped_reward
+from seedrl.algorithms.vtrace import vtrace
+from seedrl.types import ModelInput, ModelOutput, Ticket, Unrolls
 from tests.fakes import make_spec
 
 torch.set_num_threads(1)  # for tensors this small a second thread only waits
@@ -30,10 +31,10 @@ VALUES = torch.tensor([(1 - DISCOUNT ** (END - x)) / (1 - DISCOUNT) for x in ran
 UNTRAINED = 20.0  # initial value of every position: bootstrapping from one that is never trained on shows
 
 
-def vtrace_loss(unrolls: Unrolls, output: ModelOutput, config: AlgorithmConfig, entropy_cost: float) -> LossParts:
+def vtrace_loss(unrolls: Unrolls, output: ModelOutput, config: AlgorithmConfig, entropy_cost: float) -> Loss:
     """Of a single choice among as many actions as there are logits."""
     actions = Actions(make_spec(num_actions=output.logits.shape[-1]))
-    return losses.vtrace_loss(unrolls, output, actions, config, entropy_cost)
+    return algorithm.vtrace_loss(unrolls, output, actions, config, entropy_cost)
 
 
 Rows = dict[str, Tensor]  # one environment after another in time, [rows]
@@ -74,12 +75,14 @@ def to_unrolls(rows: Rows, length: int = 3) -> Unrolls:
         action=row["action"],
         behavior_logits=behavior_logits,
         behavior_value=torch.zeros(index.shape),
-        policy_version=np.zeros(index.shape, np.int64),
         core_state=torch.zeros(index.shape[1], 0),
+        weight=torch.ones(index.shape[1]),
+        policy_version=np.zeros(index.shape, np.int64),
+        ticket=Ticket(np.zeros(index.shape[1], np.int64), np.zeros(index.shape[1], np.int64)),
     )
 
 
-def chain_loss(unrolls: Unrolls, table: Tensor) -> LossParts:
+def chain_loss(unrolls: Unrolls, table: Tensor) -> Loss:
     """The loss of a uniform policy with this value of every position."""
     value = unrolls.inputs.observation @ table
     return vtrace_loss(unrolls, ModelOutput(torch.zeros_like(unrolls.behavior_logits), value), CONFIG, entropy_cost=0.0)
@@ -134,14 +137,14 @@ def test_vtrace_loss_mistaken_episode_ends_learn_other_values(mistake: Callable[
 def test_vtrace_loss_true_values_have_no_value_loss_and_no_advantage() -> None:
     table = torch.cat([VALUES, torch.tensor([UNTRAINED])])
     parts = chain_loss(to_unrolls(chain_rows(300)), table)
-    assert parts.value < 1e-9
-    assert abs(parts.policy) < 1e-5
+    assert parts.report["value_loss"] < 1e-9
+    assert abs(parts.report["policy_loss"]) < 1e-5
 
 
 @pytest.mark.parametrize("mistake", [truncation_as_termination, reset_observation_as_final, reset_as_transition])
 def test_vtrace_loss_true_values_of_mistaken_ends_have_a_value_loss(mistake: Callable[[Rows], Rows]) -> None:
     table = torch.cat([VALUES, torch.tensor([UNTRAINED])])
-    assert chain_loss(to_unrolls(mistake(chain_rows(300))), table).value > 0.05
+    assert chain_loss(to_unrolls(mistake(chain_rows(300))), table).report["value_loss"] > 0.05
 
 
 # The parts of the loss, on random unrolls.
@@ -166,8 +169,10 @@ def random_unrolls(length: int = 5, batch: int = 4, actions: int = 3, seed: int 
         action=torch.randint(actions, shape, generator=generator),
         behavior_logits=torch.randn(*shape, actions, generator=generator, dtype=torch.float64),
         behavior_value=torch.randn(shape, generator=generator),
-        policy_version=np.zeros(shape, np.int64),
         core_state=torch.zeros(batch, 0),
+        weight=torch.ones(batch),
+        policy_version=np.zeros(shape, np.int64),
+        ticket=Ticket(np.zeros(batch, np.int64), np.zeros(batch, np.int64)),
     )
 
 
@@ -192,9 +197,10 @@ def disturbed(unrolls: Unrolls, output: ModelOutput, rows: Tensor) -> tuple[Unro
     )
 
 
-def assert_same_loss(one: LossParts, other: LossParts) -> None:
-    for name, left, right in zip(LossParts._fields, one, other, strict=True):
-        assert torch.equal(left, right), f"{name} differs: {left} and {right}"
+def assert_same_loss(one: Loss, other: Loss) -> None:
+    assert torch.equal(one.total, other.total)
+    for name, value in one.report.items():
+        assert torch.equal(value, other.report[name]), f"{name} differs: {value} and {other.report[name]}"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -213,7 +219,9 @@ def test_vtrace_loss_other_rows_policy_and_action_do_matter() -> None:
     expected = vtrace_loss(unrolls, output, CONFIG, entropy_cost=0.1)
     valid = ~(unrolls.terminated | unrolls.truncated)
     actual = vtrace_loss(*disturbed(unrolls, output, valid), CONFIG, entropy_cost=0.1)
-    assert {name for name in LossParts._fields if getattr(actual, name) == getattr(expected, name)} <= {"clipped_rho"}
+    same = {name for name, value in actual.report.items() if value == expected.report[name]}
+    assert same <= {"clipped_rho", "entropy_cost"}
+    assert actual.total != expected.total
 
 
 def test_vtrace_loss_last_row_policy_and_action_do_not_matter() -> None:
@@ -239,7 +247,9 @@ def test_vtrace_loss_value_of_terminated_row_does_not_matter_of_truncated_row_do
     output = random_output(unrolls)
 
     def value_loss(rows: Tensor) -> Tensor:
-        return vtrace_loss(unrolls, output._replace(value=output.value + 5.0 * rows), CONFIG, entropy_cost=0.1).value
+        return vtrace_loss(unrolls, output._replace(value=output.value + 5.0 * rows), CONFIG, entropy_cost=0.1).report[
+            "value_loss"
+        ]
 
     assert unrolls.terminated.any()
     assert unrolls.truncated.any()
@@ -253,7 +263,8 @@ def test_vtrace_loss_no_valid_transition_is_zero_with_zero_gradients() -> None:
     output = ModelOutput(*(tensor.requires_grad_() for tensor in random_output(unrolls)))
     parts = vtrace_loss(unrolls, output, CONFIG, entropy_cost=0.1)
     parts.total.backward()
-    assert [part.item() for part in parts] == [0.0] * len(parts)
+    assert parts.total == 0
+    assert {name for name, value in parts.report.items() if value} == {"entropy_cost"}
     assert not output.logits.grad.any()  # type: ignore[union-attr]
     assert not output.value.grad.any()  # type: ignore[union-attr]
 
@@ -263,12 +274,10 @@ def test_vtrace_loss_is_a_mean_over_valid_transitions() -> None:
     unrolls = random_unrolls(batch=2)
     output = random_output(unrolls)
     only_first = unrolls._replace(terminated=unrolls.terminated | torch.tensor([False, True]))
-    first = Unrolls(
-        ModelInput(*(tensor[:, :1] for tensor in unrolls.inputs)), *(tensor[:, :1] for tensor in unrolls[1:])
-    )
+    first = unrolls.tree_map(lambda tensor: tensor[:, :1] if tensor.dim() > 1 else tensor[:1])
     one = vtrace_loss(first, ModelOutput(*(tensor[:, :1] for tensor in output)), CONFIG, entropy_cost=0.1)
     two = vtrace_loss(only_first, output, CONFIG, entropy_cost=0.1)
-    torch.testing.assert_close(torch.stack(two), torch.stack(one))
+    torch.testing.assert_close((two.total, two.report), (one.total, one.report))
 
 
 def surrogate(logits: np.ndarray, value: np.ndarray, unrolls: Unrolls, targets: tuple[np.ndarray, ...]) -> float:
@@ -288,7 +297,8 @@ def surrogate(logits: np.ndarray, value: np.ndarray, unrolls: Unrolls, targets: 
 
 
 def test_vtrace_loss_gradients_equal_finite_differences() -> None:
-    config = AlgorithmConfig(discount=0.9, value_cost=0.7, rho_bar=1.2, c_bar=0.9, pg_rho_bar=1.4, trace_lambda=0.8)
+    config = AlgorithmConfig(discount=0.9, value_cost=0.7, trace_lambda=0.8)
+    config.vtrace = VTraceConfig(rho_bar=1.2, c_bar=0.9, pg_rho_bar=1.4)
     unrolls = random_unrolls(length=3, batch=2)
     output = ModelOutput(*(tensor.requires_grad_() for tensor in random_output(unrolls)))
     vtrace_loss(unrolls, output, config, entropy_cost=0.1).total.backward()
@@ -322,20 +332,23 @@ def test_vtrace_loss_gradients_equal_finite_differences() -> None:
 def test_vtrace_loss_total_weighs_its_parts() -> None:
     unrolls = random_unrolls()
     parts = vtrace_loss(unrolls, random_output(unrolls), AlgorithmConfig(value_cost=0.25), entropy_cost=0.03)
-    torch.testing.assert_close(parts.total, parts.policy + 0.25 * parts.value - 0.03 * parts.entropy)
+    report = parts.report
+    torch.testing.assert_close(
+        parts.total, report["policy_loss"] + 0.25 * report["value_loss"] - 0.03 * report["entropy"]
+    )
 
 
 def test_vtrace_loss_uniform_policy_has_the_entropy_of_its_actions() -> None:
     unrolls = random_unrolls(actions=5)
     output = ModelOutput(torch.full_like(unrolls.behavior_logits, 3.0), torch.zeros_like(unrolls.behavior_value))
-    assert float(vtrace_loss(unrolls, output, CONFIG, 0.0).entropy) == pytest.approx(math.log(5))
+    assert float(vtrace_loss(unrolls, output, CONFIG, 0.0).report["entropy"]) == pytest.approx(math.log(5))
 
 
 def test_vtrace_loss_on_policy_has_no_divergence_and_clips_nothing() -> None:
     unrolls = random_unrolls()
     parts = vtrace_loss(unrolls, random_output(unrolls)._replace(logits=unrolls.behavior_logits), CONFIG, 0.0)
-    assert float(parts.kl) == 0.0
-    assert float(parts.clipped_rho) == 0.0
+    assert float(parts.report["kl"]) == 0.0
+    assert float(parts.report["clipped_rho"]) == 0.0
 
 
 def test_vtrace_loss_policy_that_doubled_its_actions_reports_divergence_and_clipping() -> None:
@@ -346,8 +359,8 @@ def test_vtrace_loss_policy_that_doubled_its_actions_reports_divergence_and_clip
     )
     logits = torch.log(torch.tensor([0.5, 0.25, 0.25])).expand_as(unrolls.behavior_logits)
     parts = vtrace_loss(unrolls, random_output(unrolls)._replace(logits=logits), CONFIG, 0.0)
-    assert float(parts.kl) == pytest.approx(-math.log(2))
-    assert float(parts.clipped_rho) == pytest.approx(1.0)
+    assert float(parts.report["kl"]) == pytest.approx(-math.log(2))
+    assert float(parts.report["clipped_rho"]) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
