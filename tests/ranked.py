@@ -158,7 +158,7 @@ def train_apart(case: Case, ranks: Ranks) -> None:
     for _ in range(UPDATES):
         mirrored.train(inbox.take(parts.config.algorithm.batch_size, timeout=0))
         mirrored.publish(Outbox(ranks))
-    ranks.share_tensors(learner.tensors(), TRAINING)
+    ranks.broadcast_tensors(learner.tensors(), TRAINING)
 
 
 def train_in_one(case: Case) -> dict[str, Tensor]:
@@ -194,7 +194,7 @@ def main(out: Path) -> None:
         safetensors.torch.save_file(serve_apart(SEPARATE, ranks), out / "separate.safetensors")
     else:
         train_apart(SEPARATE, ranks)
-    ranks.gather(["finished"])  # gloo may abort a process that leaves while another one still reads from it
+    ranks.all_gather_object(["finished"])  # gloo may abort a process that leaves while another one still reads from it
     ranks.leave()
 
 

@@ -130,4 +130,4 @@ def test_rank_whose_fellow_dies_or_hangs_ends_with_a_reason_and_never_waits_for_
         second.kill()
         second.communicate()
     assert first.returncode == RankLost.exit_code == 9
-    assert "another rank is gone or has said nothing for ranks.timeout seconds (" in words
+    assert "another rank is gone or has not answered for ranks.timeout seconds (" in words

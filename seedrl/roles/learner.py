@@ -379,9 +379,10 @@ class RunClock:
 def _peers(config: LearnerConfig, identity: Identity, device: torch.device) -> Peers:
     if identity.world_size == 1:
         return Alone(identity)
+    from seedrl.ranks.group import Ranks
     from seedrl.ranks.peers import RankPeers
 
-    return RankPeers(config, identity, device)
+    return RankPeers(config, Ranks.join(identity, device, config.ranks.timeout))
 
 
 def run_learner(config: LearnerConfig, identity: Identity) -> None:
