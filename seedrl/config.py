@@ -3,8 +3,6 @@
 Knows nothing of Hydra; `commands` composes these and hands them down as plain dataclasses.
 """
 
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -13,7 +11,6 @@ from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.schema import group, key
 
 MISSING = "???"  # how Hydra spells a value that has to be given
-OWN = "own"  # env.id of environments that actors bring; own/NAME gives them a name
 TOKEN_VARIABLE = "SEEDRL_TOKEN"  # the environment's, for whoever has no token file
 
 
@@ -82,7 +79,6 @@ class ServingConfig:
     max_rows: int = key(256, "rows of a full batch")
     min_rows: int = key(1, "rows worth waking an idle device for; fewer wait up to max_wait")
     max_wait: float = key(0.005, "seconds the oldest row waits for min_rows")
-    max_message_mb: int = key(64, "largest message accepted, MiB")
     max_silence: float = key(120.0, "seconds an actor may take for a step before it is sent away; 0 for any time")
     shared_memory: bool = key(True, "actors of this user on this machine put large observations into shared memory")
 
@@ -396,45 +392,3 @@ class CardConfig:
     run: str = key(MISSING, "the run directory; the card is written there as card.md")
     upload: str = key("", "repository of the Hugging Face hub to upload card, policy, curve and videos to: USER/NAME")
     private: bool = key(False, "make that repository a private one, if it is new")
-
-
-def modules_of(env_id: str, wrappers: Iterable[str]) -> list[str]:
-    """Python modules that actors have to import for an environment."""
-    paths = [*([env_id] if ":" in env_id else []), *wrappers]
-    return [path.partition(":")[0] for path in paths]
-
-
-def is_own(env_id: str) -> bool:
-    """Whether actors bring the environment."""
-    return env_id.partition("/")[0] == OWN
-
-
-def group_size(config: LearnerConfig) -> int:
-    """Environments per request. A lock-step run has one group, so that rows always come in the same order."""
-    return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
-
-
-def serving_ranks(config: LearnerConfig) -> int:
-    """Ranks that actors stream to."""
-    return 1 if config.ranks.separate else config.ranks.count
-
-
-def evaluation_envs(actors: ActorsConfig) -> list[int]:
-    """Which environments of an actor are for evaluation: some from all over, and at least one if there is a share."""
-    count = max(1, round(actors.evaluation * actors.envs)) if actors.evaluation else 0
-    return [number * actors.envs // count for number in range(count)]
-
-
-def available_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def torch_threads(config: LearnerConfig) -> int:
-    """Of inference, and as many of training."""
-    return config.threads or max(1, available_cores() // 2)
-
-
-def store_capacity(config: LearnerConfig) -> int:
-    """Return how many finished unrolls the store keeps."""
-    return config.store.capacity or 2 * config.algorithm.batch_size

@@ -11,10 +11,9 @@ from seedrl.config import (
     Placement,
     RunConfig,
     ServeConfig,
-    evaluation_envs,
-    serving_ranks,
 )
 from seedrl.errors import require
+from seedrl.sizes import evaluation_envs, serving_ranks
 from seedrl.wire.security import check_actor_security, check_learner_security, is_socket, is_wildcard
 
 
@@ -69,7 +68,6 @@ def check(config: LearnerConfig) -> None:
         0 <= serving.max_wait < math.inf, f"serving.max_wait={serving.max_wait} must be a number that is not negative"
     )
     require(serving.max_silence >= 0, f"serving.max_silence={serving.max_silence} must not be negative")
-    require(serving.max_message_mb >= 1, f"serving.max_message_mb={serving.max_message_mb} must be at least 1")
     require(actors.count >= 0, f"actors.count={actors.count} must not be negative")
     require(
         actors.at_most == 0 or actors.at_most >= actors.count,

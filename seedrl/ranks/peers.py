@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from seedrl.algorithms.base import Algorithm
-from seedrl.config import LearnerConfig, serving_ranks
+from seedrl.config import LearnerConfig
 from seedrl.errors import Mismatch
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics, ServingMetrics
@@ -21,12 +21,12 @@ from seedrl.ranks.settings import directory_of, generator_seed
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
 from seedrl.run.saving import Saver
-from seedrl.run.snapshot import decoded_spec, encoded_spec
 from seedrl.run.stopping import Progress, Stop
 from seedrl.run.totals import Counts, sum_over_ranks
 from seedrl.serving.balance import Endpoint
 from seedrl.serving.service import InferenceService
-from seedrl.specs import EnvSpec
+from seedrl.sizes import serving_ranks
+from seedrl.specs import EnvSpec, decoded_spec, encoded_spec
 from seedrl.types import Ticket
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from seedrl.config import Display, LearnerConfig, ReportConfig, available_cores
+from seedrl.config import Display, LearnerConfig, ReportConfig
 from seedrl.errors import require
 from seedrl.run.directory import RunDirectory
 from seedrl.run.identity import Identity
+from seedrl.sizes import available_cores
 from seedrl.wire.address import address_of
 
 
