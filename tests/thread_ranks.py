@@ -6,9 +6,11 @@ A rank that calls another operation than the others, or none within `SECONDS`, f
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from torch import Tensor, nn
 
 from seedrl.ranks.group import Json, Ranks
 from seedrl.run.identity import Identity
@@ -35,6 +37,20 @@ class ThreadRanks(Ranks):
 
     def all_gather_numbers(self, row: Sequence[float]) -> list[list[float]]:
         return self._exchange("all_gather_numbers", list(row))
+
+    def all_reduce_mean(self, tensors: Iterable[Tensor]) -> None:
+        own = [tensor.detach() for tensor in tensors]
+        rows = self._exchange("all_reduce_mean", [tensor.clone() for tensor in own])
+        for tensor, column in zip(own, zip(*rows, strict=True), strict=True):
+            tensor.copy_(sum(column) / len(column))
+
+    def begin_all_reduce_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
+        total: Tensor = sum(self._exchange("all_reduce_sum", tensor.clone()))  # type: ignore[assignment]
+        return lambda: total
+
+    def data_parallel(self, model: nn.Module) -> nn.Module:
+        """Return the model as it is: gradients are not averaged."""
+        return model
 
     def _exchange(self, operation: object, value: Any) -> list[Any]:
         self._slots[self.identity.rank] = operation, value

@@ -96,7 +96,7 @@ class Ranks:
         for alike in _alike(tensors):
             message = _concatenated(alike)
             with _lost_if_it_fails():
-                distributed.broadcast(message.view(torch.uint8) if message.dtype is torch.bool else message, source)
+                distributed.broadcast(message.view(torch.uint8), source)  # gloo and NCCL lack some types
             if self.identity.rank != source:
                 _split(message, alike)
 

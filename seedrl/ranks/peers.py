@@ -12,6 +12,7 @@ from seedrl.config import LearnerConfig
 from seedrl.errors import Mismatch
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics, ServingMetrics
+from seedrl.ranks.activity import ActorActivity
 from seedrl.ranks.agreement import Load, Vote
 from seedrl.ranks.averaging import RankAverager
 from seedrl.ranks.group import Ranks
@@ -47,9 +48,11 @@ class RankPeers:
         return share_checkpoint(self._ranks, checkpoint)
 
     def rounds(self, stop: Stop, service: InferenceService, serving: ServingMetrics, saver: Saver) -> VotingRounds:
+        activity = ActorActivity(service.sessions, service.batcher, serving)
+
         def vote() -> Vote:
             return Vote(
-                is_idle=not self._config.ranks.separate and not service.sessions.slots_taken,
+                is_idle=not self._config.ranks.separate and activity.is_idle(),
                 is_save_due=saver.is_due,
                 knows_spaces=service.sessions.spec.done(),
                 progress=Progress.of(serving, serving_ranks(self._config)),
@@ -68,20 +71,23 @@ class RankPeers:
         self._addresses = self._ranks.all_gather_object(address)
 
     def agreed_spec(self, service: InferenceService) -> EnvSpec | None:
-        """The first rank that knows the spaces shares them; the actors of the others have to have the same."""
+        """The first rank that knows the spaces sends them to the others, and all have a round about them.
+
+        A rank that cannot hold them, or whose actors have other spaces, votes to fail, so that all ranks end.
+        """
         assert self._rounds is not None
         source = self._rounds.decision.first_with_spaces
         if source is None:
             return None
         own = service.sessions.spec
-        spec = decoded_spec(
-            self._ranks.broadcast_object(encoded_spec(own.result()) if own.done() else {}, source=source)
-        )
-        service.agree(spec)
-        if own.result() != spec:
+        known = encoded_spec(own.result()) if own.done() else {}
+        spec = decoded_spec(self._ranks.broadcast_object(known, source=source))
+        service.agree(spec)  # if it refuses them, it asks to stop
+        if own.done() and own.result() != spec:
             rank = self.identity.rank
-            raise Mismatch(f"spaces: rank {source} trains on {spec}; the actors of rank {rank} have {own.result()}")
-        return spec
+            words = f"spaces: rank {source} trains on {spec}; the actors of rank {rank} have {own.result()}"
+            self._rounds.stop.fail(Mismatch(words))
+        return spec if self._rounds.agree() else None
 
     def generator_seed(self, seed: int, earlier_processes: int) -> int:
         return generator_seed(seed, self.identity.rank, earlier_processes)

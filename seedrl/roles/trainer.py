@@ -69,8 +69,10 @@ class TrainerProcess:
         """Build as soon as rank 0 knows the spaces; return false if asked to stop before."""
         while self.rounds.agree():
             if (source := self.rounds.decision.first_with_spaces) is not None:
-                self._build(decoded_spec(self.ranks.broadcast_object({}, source=source)))
-                return True
+                spec = decoded_spec(self.ranks.broadcast_object({}, source=source))
+                if self.rounds.agree():  # unless rank 0 refuses them
+                    self._build(spec)
+                    return True
         return False
 
     def _build(self, spec: EnvSpec) -> None:
