@@ -18,9 +18,7 @@ from seedrl.errors import EnvFailed
 from seedrl.rows import Rows
 from seedrl.sizes import available_cores
 from seedrl.specs import Arrays, EnvSpec, as_tree, leaves, rows_of
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 
 
 class Group:

@@ -23,9 +23,7 @@ from seedrl.errors import ConfigError
 from seedrl.plugins import OWN, is_own
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, ArraySpec, EnvSpec
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 
 
 class Pool(Protocol):

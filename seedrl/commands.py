@@ -45,7 +45,7 @@ from seedrl.config import (
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.launching.children import end_with_parent
 from seedrl.launching.overrides import override
-from seedrl.launching.torchrun import is_under_torchrun, leave_note
+from seedrl.launching.torchrun import is_under_torchrun, write_error_file
 from seedrl.ranks.settings import shard_of
 from seedrl.run.identity import identity
 from seedrl.validation import check, check_job
@@ -66,7 +66,7 @@ def launch_job(config: RunConfig, overrides: Sequence[str]) -> None:
         Supervisor(config, for_learner).run()
     else:
         try:
-            from seedrl.launching.ray import run_on_ray
+            from seedrl.launching.ray_driver import run_on_ray
         except ModuleNotFoundError as error:
             raise ConfigError(f"launch=ray needs one more package: pip install 'seedrl[ray]' ({error})") from error
         run_on_ray(config, for_learner)
@@ -280,7 +280,7 @@ def _errors_in_words(name: str) -> Iterator[None]:
         yield
     except SeedrlError as error:
         print(f"seedrl {identity(name)}: {error}", file=sys.stderr)
-        leave_note(str(error), error.exit_code)
+        write_error_file(str(error), error.exit_code)
         raise SystemExit(error.exit_code) from error
 
 

@@ -84,7 +84,6 @@ class ServingConfig:
     max_rows: int = key(256, "largest batch, in rows")
     min_rows: int = key(1, "smallest batch to run at once, in rows; smaller ones wait up to max_wait")
     max_wait: float = key(0.005, "longest time in seconds that a row waits for min_rows")
-    max_message_mb: int = key(64, "largest message accepted, in MiB")
     max_silence: float = key(
         120.0, "seconds an actor may take for one step before its session is ended; 0 for no limit"
     )

@@ -7,7 +7,7 @@ environments are, names joined by "/": {"camera": {"left": …}} has the leaf "c
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -150,6 +150,41 @@ class EnvSpec:
 
     def __str__(self) -> str:
         return f"observation {_words(self.observation)}, {_words(self.action)}"
+
+
+def encoded_spec(spec: EnvSpec) -> dict[str, Any]:
+    """Return a spec as plain JSON values; a leaf without a name has the name ""."""
+    return {
+        "observation": {name: _encoded(leaf) for name, leaf in _named(spec.observation)},
+        "action": {name: _encoded(leaf) for name, leaf in _named(spec.action)},
+    }
+
+
+def decoded_spec(spec: dict[str, Any]) -> EnvSpec:
+    """Return the spec of `encoded_spec`. Raises KeyError, TypeError or AttributeError for any other value."""
+    observation = {name: ArraySpec(**_tuples(leaf)) for name, leaf in spec["observation"].items()}
+    action = {
+        name: CategoricalSpec(**_tuples(leaf)) if "sizes" in leaf else ContinuousSpec(**_tuples(leaf))
+        for name, leaf in spec["action"].items()
+    }
+    return EnvSpec(_plain_if_unnamed(observation), _plain_if_unnamed(action))
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    return list(zip(names(tree), leaves(tree), strict=True))
+
+
+def _plain_if_unnamed(tree: dict[str, Any]) -> Any:
+    return tree[""] if list(tree) == [""] else tree
+
+
+def _encoded(leaf: ArraySpec | ActionSpec) -> dict[str, Any]:
+    values = {each.name: getattr(leaf, each.name) for each in fields(leaf) if each.init}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _tuples(leaf: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in leaf.items()}
 
 
 def discrete(count: int) -> CategoricalSpec:

@@ -66,7 +66,6 @@ def check(config: LearnerConfig) -> None:
     require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
     require(0 <= serving.max_wait < math.inf, f"serving.max_wait={serving.max_wait} must be finite and not negative")
     require(serving.max_silence >= 0, f"serving.max_silence={serving.max_silence} must not be negative")
-    require(serving.max_message_mb >= 1, f"serving.max_message_mb={serving.max_message_mb} must be at least 1")
     require(actors.count >= 0, f"actors.count={actors.count} must not be negative")
     require(
         actors.at_most == 0 or actors.at_most >= actors.count,

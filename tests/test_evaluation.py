@@ -19,7 +19,7 @@ from seedrl.sizes import evaluation_envs
 from seedrl.specs import ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.validation import check
-from seedrl.wire.codec import Hello
+from seedrl.wire.messages import Hello
 from tests.chaos.model import CountingModel, UnrollCheck
 from tests.fakes import FakePool, make_job, make_spec
 from tests.rig import Rig, make_model, stacked
@@ -80,8 +80,8 @@ def test_join_sessions_are_told_apart_by_environment() -> None:
     table = SessionTable(config, lambda _: 1, planned_seats(config.actors))
     session, _ = table.join(Hello("a"))
     seats = table.seats
-    assert (~seats.is_trained[session.slots]).tolist() == [True, False, False, False, True, False, False, False]
-    assert seats.temperature[session.slots].tolist() == [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+    assert (~seats.is_trained[session.lease.slots]).tolist() == [True, False, False, False, True, False, False, False]
+    assert seats.temperature[session.lease.slots].tolist() == [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
     config.actors.evaluation = 0.0
     assert planned_seats(config.actors) == [Seat()] * 8
 

@@ -22,9 +22,9 @@ from omegaconf import OmegaConf
 from seedrl.commands import compose, main
 from seedrl.config import ActorConfig, CertsConfig, LearnerConfig, RunConfig
 from seedrl.errors import ConfigError
-from seedrl.launching.cluster import PodJob
 from seedrl.launching.kubernetes import MARK, files
 from seedrl.launching.liveness import is_live
+from seedrl.launching.pod_settings import PodSettings
 from seedrl.launching.pods import image
 from seedrl.monitoring.endpoint import Endpoint, Page
 from seedrl.run.directory import plain
@@ -86,18 +86,18 @@ def test_golden_files_are_of_these_jobs_only() -> None:
 # Pods get the job that was asked for.
 
 
-def pod_of(job: PodJob, role: str) -> dict[str, Any]:
+def pod_of(job: PodSettings, role: str) -> dict[str, Any]:
     kind = "StatefulSet" if role == "learner" else "Deployment"
     template: dict[str, Any] = objects(job)[kind, f"{job.name}-{role}"]["spec"]["template"]
     return template
 
 
-def container_of(job: PodJob, role: str) -> dict[str, Any]:
+def container_of(job: PodSettings, role: str) -> dict[str, Any]:
     [container] = pod_of(job, role)["spec"]["containers"]
     return dict(container)
 
 
-def as_in_a_pod(job: PodJob, role: str, directory: Path, number: int = 0) -> list[str]:
+def as_in_a_pod(job: PodSettings, role: str, directory: Path, number: int = 0) -> list[str]:
     """Command and arguments of a role's pod, as the kubelet would start it with its files in this directory."""
     config_map = objects(job)["ConfigMap", f"{job.name}-settings"]
     [volume] = [each for each in pod_of(job, role)["spec"]["volumes"] if each["name"] == "settings"]
@@ -312,7 +312,7 @@ def test_pods_have_no_rights_they_do_not_need(variant: str) -> None:
         assert spec["terminationGracePeriodSeconds"] == 30
 
 
-def ingress(job: PodJob, role: str) -> list[tuple[str, list[int]]]:
+def ingress(job: PodSettings, role: str) -> list[tuple[str, list[int]]]:
     """(who, ports) that a role's policy lets in."""
     policy = objects(job)["NetworkPolicy", f"{job.name}-{role}"]["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]

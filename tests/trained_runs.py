@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import yaml
-from google.protobuf.json_format import MessageToDict
 from torch import nn
 
 from seedrl.config import EnvConfig, LearnerConfig, ModelConfig
@@ -16,9 +15,9 @@ from seedrl.models.build import build_model
 from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import plain
-from seedrl.specs import EnvSpec
+from seedrl.run.saving import save as save_checkpoint
+from seedrl.specs import EnvSpec, encoded_spec
 from seedrl.trained.load import Trained, load_trained
-from seedrl.wire import codec
 from tests.fakes import make_spec
 
 CARTPOLE = make_spec((4,), "float32", num_actions=2)
@@ -40,12 +39,12 @@ def leave_trained(
     (run_dir / "config.yaml").write_text(yaml.safe_dump(plain(config)))
     network = with_means(build_model(config.model, spec.stacked(config.env.frame_stack), seed))
     state: dict[str, Any] = {
-        "spec": MessageToDict(codec.encode_ready(spec).ready),
+        "spec": encoded_spec(spec),
         "serving": {"env_steps": steps},
         "score": score,
     }
     tensors = files.with_prefix("model", dict(network.state_dict()))
-    files.save(run_dir / "checkpoints", steps, Checkpoint(tensors, state), keep=10)
+    save_checkpoint(run_dir / "checkpoints", steps, Checkpoint(tensors, state), keep=10)
     return run_dir
 
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from seedrl.config import ActorConfig, LearnerConfig
-from seedrl.launching.cluster import PodJob
 from seedrl.launching.placement import ACTOR, LEARNER
+from seedrl.launching.pod_settings import PodSettings
 from seedrl.launching.pods import Body, actor_pod, gibibytes, labels, learner_pod, settings_name
 from seedrl.run.directory import plain
 
@@ -24,7 +24,7 @@ class Manifest(NamedTuple):
     body: Body
 
 
-def files(job: PodJob) -> dict[str, str]:
+def files(job: PodSettings) -> dict[str, str]:
     """File name → its text. The claim is no part of the kustomization, so that `kubectl delete -k` leaves the run."""
     contents = {
         "settings.yaml": [_settings(job)],
@@ -68,20 +68,20 @@ def settings_file(role: str, config: LearnerConfig | ActorConfig) -> str:
     return dumped({"defaults": defaults, "hydra": HYDRA, **plain(config)})
 
 
-def _object(job: PodJob, version: str, kind: str, name: str, role: str, **rest: Any) -> Body:
+def _object(job: PodSettings, version: str, kind: str, name: str, role: str, **rest: Any) -> Body:
     metadata = {"name": name, "namespace": job.namespace, "labels": labels(job, role)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **rest}
 
 
-def _settings_texts(job: PodJob) -> dict[str, str]:
+def _settings_texts(job: PodSettings) -> dict[str, str]:
     return {LEARNER: settings_file(LEARNER, job.learner), ACTOR: settings_file(ACTOR, job.actor)}
 
 
-def _digest(job: PodJob, role: str) -> str:
+def _digest(job: PodSettings, role: str) -> str:
     return hashlib.sha256(_settings_texts(job)[role].encode()).hexdigest()[:16]
 
 
-def _settings(job: PodJob) -> Manifest:
+def _settings(job: PodSettings) -> Manifest:
     data = {f"{settings_name(role)}.yaml": text for role, text in _settings_texts(job).items()}
     return Manifest(
         "The settings of both roles, complete: the only ones there are, whatever the image's own defaults.",
@@ -89,7 +89,7 @@ def _settings(job: PodJob) -> Manifest:
     )
 
 
-def _claim(job: PodJob) -> Manifest:
+def _claim(job: PodSettings) -> Manifest:
     launch = job.job.launch
     spec: Body = {
         "accessModes": ["ReadWriteOnce" if job.ranks == 1 else "ReadWriteMany"],
@@ -104,7 +104,7 @@ def _claim(job: PodJob) -> Manifest:
     )
 
 
-def _service(job: PodJob) -> Manifest:
+def _service(job: PodSettings) -> Manifest:
     ports = [{"name": "grpc", "port": job.port, "targetPort": "grpc"}]
     spec = {
         "clusterIP": "None",
@@ -119,7 +119,7 @@ def _service(job: PodJob) -> Manifest:
     )
 
 
-def _stateful_set(job: PodJob) -> Manifest:
+def _stateful_set(job: PodSettings) -> Manifest:
     several = job.ranks > 1
     spec = {
         "replicas": job.ranks,
@@ -142,7 +142,7 @@ def _stateful_set(job: PodJob) -> Manifest:
     return Manifest(comment, _object(job, "apps/v1", "StatefulSet", job.named(LEARNER), LEARNER, spec=spec))
 
 
-def _deployment(job: PodJob) -> Manifest:
+def _deployment(job: PodSettings) -> Manifest:
     spec = {
         **({} if job.is_elastic else {"replicas": job.job.actors.count}),
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
@@ -155,7 +155,7 @@ def _deployment(job: PodJob) -> Manifest:
     return Manifest(comment, _object(job, "apps/v1", "Deployment", job.named(ACTOR), ACTOR, spec=spec))
 
 
-def _budget(job: PodJob, role: str, unavailable: int | str) -> Manifest:
+def _budget(job: PodSettings, role: str, unavailable: int | str) -> Manifest:
     spec = {
         "maxUnavailable": unavailable,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
@@ -169,7 +169,7 @@ def _budget(job: PodJob, role: str, unavailable: int | str) -> Manifest:
     )
 
 
-def _autoscaler(job: PodJob) -> Manifest:
+def _autoscaler(job: PodSettings) -> Manifest:
     actors = job.job.actors
     selector = {"matchLabels": {"app_kubernetes_io_instance": job.name}}
     external = {
@@ -189,7 +189,7 @@ def _autoscaler(job: PodJob) -> Manifest:
     )
 
 
-def _learner_policy(job: PodJob) -> Manifest:
+def _learner_policy(job: PodSettings) -> Manifest:
     ranks = [{"podSelector": {"matchLabels": labels(job, LEARNER)}}]
     actors = [{"podSelector": {"matchLabels": labels(job, ACTOR)}}]
     among_ranks_in, among_ranks_out = ([{"from": ranks}], [{"to": ranks}]) if job.ranks > 1 else ([], [])
@@ -208,7 +208,7 @@ def _learner_policy(job: PodJob) -> Manifest:
     return Manifest(comment, _policy(job, LEARNER, spec))
 
 
-def _actor_policy(job: PodJob) -> Manifest:
+def _actor_policy(job: PodSettings) -> Manifest:
     ranks = [{"podSelector": {"matchLabels": labels(job, LEARNER)}}]
     spec = {
         "podSelector": {"matchLabels": labels(job, ACTOR)},
@@ -219,11 +219,11 @@ def _actor_policy(job: PodJob) -> Manifest:
     return Manifest("Into an actor: Prometheus. Out of it: names and the learner.", _policy(job, ACTOR, spec))
 
 
-def _policy(job: PodJob, role: str, spec: Body) -> Body:
+def _policy(job: PodSettings, role: str, spec: Body) -> Body:
     return _object(job, "networking.k8s.io/v1", "NetworkPolicy", job.named(role), role, spec=spec)
 
 
-def _scraping(job: PodJob) -> Body:
+def _scraping(job: PodSettings) -> Body:
     pods = {"namespaceSelector": {}, "podSelector": {"matchLabels": PROMETHEUS}}
     return {"from": [pods], "ports": [_tcp(job.pages_port)]}
 

@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 from seedrl.config import Placement, RoleConfig
-from seedrl.launching.cluster import RUNS, SECRETS, SETTINGS, PodJob
 from seedrl.launching.placement import ACTOR, LEARNER
+from seedrl.launching.pod_settings import RUNS, SECRETS, SETTINGS, PodSettings
 from seedrl.launching.torchrun import FRESH_STORE
 
 Body = dict[str, Any]
@@ -19,13 +19,13 @@ HOSTNAME = "kubernetes.io/hostname"
 MORE_NODES_THAN_THERE_ARE = 1_000_000
 
 
-def labels(job: PodJob, role: str = "") -> dict[str, str]:
+def labels(job: PodSettings, role: str = "") -> dict[str, str]:
     """What selects the pods of a job, or of one role of it."""
     chosen = {"app.kubernetes.io/name": "seedrl", "app.kubernetes.io/instance": job.name}
     return {**chosen, "app.kubernetes.io/component": role} if role else chosen
 
 
-def learner_pod(job: PodJob, digest: str) -> Body:
+def learner_pod(job: PodSettings, digest: str) -> Body:
     needs = job.job.launch.learner
     several = job.ranks > 1
     own_name = [f"ranks.advertise=$(POD_NAME).{job.domain}"] if several else []
@@ -48,7 +48,7 @@ def learner_pod(job: PodJob, digest: str) -> Body:
     return pod
 
 
-def actor_pod(job: PodJob, digest: str) -> Body:
+def actor_pod(job: PodSettings, digest: str) -> Body:
     needs = job.job.launch.actor
     container = {
         "name": ACTOR,
@@ -65,7 +65,7 @@ def actor_pod(job: PodJob, digest: str) -> Body:
     return pod
 
 
-def _torchrun(job: PodJob) -> list[str]:
+def _torchrun(job: PodSettings) -> list[str]:
     """Ranks are given out in the order of addresses, so pod 0 is rank 0, always."""
     return [
         *("python", "-m", "torch.distributed.run"),
@@ -89,7 +89,7 @@ def _settings_of(role: str) -> list[str]:
     return [f"--config-dir={SETTINGS}", f"--config-name={settings_name(role)}"]
 
 
-def _surroundings(job: PodJob, needs: RoleConfig, variables: dict[str, str]) -> Body:
+def _surroundings(job: PodSettings, needs: RoleConfig, variables: dict[str, str]) -> Body:
     """Return the part of a container that both roles have; users' variables win over these."""
     mounts = [
         {"name": "settings", "mountPath": str(SETTINGS), "readOnly": True},
@@ -111,7 +111,7 @@ def _surroundings(job: PodJob, needs: RoleConfig, variables: dict[str, str]) -> 
     }
 
 
-def _pod(job: PodJob, role: str, needs: RoleConfig, container: Body, digest: str) -> Body:
+def _pod(job: PodSettings, role: str, needs: RoleConfig, container: Body, digest: str) -> Body:
     spec: Body = {
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "automountServiceAccountToken": False,
@@ -138,7 +138,7 @@ def _pod(job: PodJob, role: str, needs: RoleConfig, container: Body, digest: str
     return {"metadata": {"labels": labels(job, role), "annotations": annotations}, "spec": spec}
 
 
-def _volumes(job: PodJob, role: str) -> list[Body]:
+def _volumes(job: PodSettings, role: str) -> list[Body]:
     """Everything else is read-only; /tmp is for whatever an environment leaves behind."""
     file = f"{settings_name(role)}.yaml"
     settings = {"name": f"{job.name}-settings", "items": [{"key": file, "path": file}]}
@@ -149,7 +149,7 @@ def _volumes(job: PodJob, role: str) -> list[Body]:
     return volumes
 
 
-def _variables(job: PodJob, needs: RoleConfig, ours: dict[str, str]) -> list[Body]:
+def _variables(job: PodSettings, needs: RoleConfig, ours: dict[str, str]) -> list[Body]:
     """Kubernetes gives the names of the pod and its node; POD_NAME is first, because arguments refer to it."""
     fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
     chosen = {"HOME": "/tmp", **ours, **job.job.launch.env, **needs.env}
@@ -186,7 +186,7 @@ def _probe(path: str, period: int, failures: int) -> Body:
     return _every(period, failures, {"httpGet": {"path": path, "port": "metrics"}})
 
 
-def _liveness_beside_torchrun(job: PodJob) -> Body:
+def _liveness_beside_torchrun(job: PodSettings) -> Body:
     """Return a probe that takes the closed port of a rank that torchrun restarts for what it is."""
     command = ["python", "-m", "seedrl.launching.liveness", str(job.pages_port)]
     return _every(10, 3, {"exec": {"command": command}})
@@ -196,7 +196,7 @@ def _every(seconds: int, failures: int, question: Body) -> Body:
     return {**question, "periodSeconds": seconds, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
-def _placement(job: PodJob) -> Body:
+def _placement(job: PodSettings) -> Body:
     """Where actors go. Kubernetes decides when a pod is placed, and leaves it there."""
     launch = job.job.launch
     placement: Body = {}
@@ -211,17 +211,17 @@ def _placement(job: PodJob) -> Body:
     return {**placement, "topologySpreadConstraints": constraints} if constraints else placement
 
 
-def _evenly(job: PodJob, role: str) -> Body:
+def _evenly(job: PodSettings, role: str) -> Body:
     return _spread(job, role, {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"})
 
 
-def _at_most(job: PodJob, role: str, count: int) -> Body:
+def _at_most(job: PodSettings, role: str, count: int) -> Body:
     """A node may have `count` more than the emptiest; with fewer nodes than minDomains that one counts as empty."""
     limit = {"maxSkew": count, "minDomains": MORE_NODES_THAN_THERE_ARE, "whenUnsatisfiable": "DoNotSchedule"}
     return _spread(job, role, limit)
 
 
-def _spread(job: PodJob, role: str, rule: Body) -> Body:
+def _spread(job: PodSettings, role: str, rule: Body) -> Body:
     return {**rule, "topologyKey": HOSTNAME, "labelSelector": {"matchLabels": labels(job, role)}}
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from seedrl.config import RenderConfig
 from seedrl.errors import ConfigError, require
-from seedrl.launching.cluster import CLIENT, SERVER, PodJob, in_pods, secret_files
 from seedrl.launching.kubernetes import MARK, files
 from seedrl.launching.placement import ACTOR, LEARNER
+from seedrl.launching.pod_settings import CLIENT, SERVER, PodSettings, pod_settings, secret_files
 
 
 def run_render(config: RenderConfig) -> None:
     directory = Path(config.out)
-    job = in_pods(config)
+    job = pod_settings(config)
     write(directory, files(job))
     print("\n".join(_instructions(job, directory)))
 
@@ -42,7 +42,7 @@ def _is_ours(path: Path) -> bool:
         raise ConfigError(f"out={path.parent} cannot be written to: {error.strerror}") from error
 
 
-def _instructions(job: PodJob, directory: Path) -> list[str]:
+def _instructions(job: PodSettings, directory: Path) -> list[str]:
     actors = job.job.actors
     count = f"{actors.count} to {actors.at_most}" if job.is_elastic else actors.count
     where = shlex.quote(str(directory))
@@ -56,7 +56,7 @@ def _instructions(job: PodJob, directory: Path) -> list[str]:
     ]
 
 
-def _secrets(job: PodJob) -> list[str]:
+def _secrets(job: PodSettings) -> list[str]:
     """Commands that make what the manifests refer to."""
     if not job.is_secure:
         return []

@@ -9,16 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from seedrl.config import ControlConfig, DoctorConfig, StatusConfig
-from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
+from seedrl.config import StatusConfig
+from seedrl.errors import LearnerLost
+from seedrl.monitoring.connection import learner_status, run_directory_of
 from seedrl.monitoring.units import duration
-from seedrl.run.context import Context, ContextFile, State, dump
+from seedrl.run.context import Context, ContextFile, dump
 from seedrl.run.identity import Identity
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
-from seedrl.wire.channel import Link, ask_status
-from seedrl.wire.codec import decode_status
-
-ANSWER_SECONDS = 5.0
 
 
 def run_status(config: StatusConfig) -> None:
@@ -26,28 +23,12 @@ def run_status(config: StatusConfig) -> None:
         status = learner_status(config)
     except LearnerLost:
         if not config.learner:
-            show_remains(_directory(config.run), config.json, Console())
+            show_remains(run_directory_of(config.run), config.json, Console())
         raise
     if config.json:
         print(json.dumps(asdict(status), indent=2))
     else:
         show(status, config.top, Console())
-
-
-def learner_status(config: StatusConfig | DoctorConfig) -> Status:
-    """What a learner says of itself, found by its address, by its run directory, or as the newest below runs/."""
-    link = link_to(config)
-    try:
-        return decode_status(ask_status(link, ANSWER_SECONDS))
-    except LearnerLost as error:
-        if config.learner:
-            raise
-        raise LearnerLost(f"{error}; {_last_words(_directory(config.run))}") from error
-
-
-def link_to(config: StatusConfig | DoctorConfig | ControlConfig) -> Link:
-    """A learner, found by its address, by its run directory, or as the newest below runs/."""
-    return Link(config.learner or _address_in(_directory(config.run)), config.security)
 
 
 def show_remains(directory: Path, as_json: bool, console: Console) -> None:
@@ -133,30 +114,3 @@ def _cells(actor: ActorStatus) -> list[str]:
         f"{actor.silent_seconds:.1f} s ago",
         actor.peer,
     ]
-
-
-def _directory(run: str) -> Path:
-    return Path(run) if run else _newest_run()
-
-
-def _newest_run() -> Path:
-    contexts = sorted(Path("runs").glob("*/*/context.json"), key=lambda path: path.stat().st_mtime)
-    if not contexts:
-        raise ConfigError("there is no run below runs/ here; give learner=HOST:PORT or run=DIR")
-    return contexts[-1].parent
-
-
-def _last_words(run: Path) -> str:
-    """How the run ended, if it did."""
-    context = ContextFile(run).read_or_new()
-    if context.state in (State.DONE, State.FAILED):
-        return f"{run} has ended, {context.state.name.lower()}: {context.reason}"
-    return f"{run} has not ended in order: its learner hangs, or was killed"
-
-
-def _address_in(run: Path) -> str:
-    """Where the learner of a run is, or was last."""
-    try:
-        return ContextFile(run).read().address
-    except RunDirectoryError as error:
-        raise ConfigError(f"run={run} does not say where its learner is ({error}); give learner=HOST:PORT") from error

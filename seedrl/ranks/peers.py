@@ -20,13 +20,12 @@ from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
 from seedrl.run.identity import Identity
 from seedrl.run.saving import Saver
-from seedrl.run.snapshot import decoded_spec, encoded_spec
 from seedrl.run.stopping import Progress, Stop
 from seedrl.run.totals import Counts, joined
 from seedrl.serving.balance import Endpoint
 from seedrl.serving.service import InferenceService
 from seedrl.sizes import serving_ranks
-from seedrl.specs import EnvSpec
+from seedrl.specs import EnvSpec, decoded_spec, encoded_spec
 from seedrl.types import Ticket
 
 

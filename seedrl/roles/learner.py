@@ -45,8 +45,8 @@ from seedrl.serving.sessions import session_seed
 from seedrl.sizes import torch_threads
 from seedrl.specs import EnvSpec
 from seedrl.store import Store, StoreSizes
-from seedrl.v1 import inference_pb2 as pb
 from seedrl.validation import check
+from seedrl.wire.messages import Command
 
 LOOK_SECONDS = 0.5
 STOP_SECONDS = 8.0  # for the threads to end: less than a supervisor waits
@@ -212,7 +212,7 @@ class LearnerProcess:
             self._join_threads()
         counts = self._save_last() if was_running and self.stop.failure is None else None
         over = self.stop.status == "done"
-        command = pb.Control.COMMAND_END if over else pb.Control.COMMAND_DRAIN
+        command = Command.END if over else Command.DRAIN
         self.inference.server.stop(command, self.stop.reason)
         self.display.close()
         counts = counts or counts_of(self.serving, self.learning)

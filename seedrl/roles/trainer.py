@@ -23,11 +23,11 @@ from seedrl.ranks.separate import TRAINING, Inbox, MirroredLearner, Outbox
 from seedrl.ranks.settings import directory_of
 from seedrl.run.identity import Identity
 from seedrl.run.progress import ProgressDisplay, console
-from seedrl.run.snapshot import decoded_spec, load_weights, spec_of
+from seedrl.run.snapshot import load_weights, spec_of
 from seedrl.run.stopping import Stop, stop_on_signals
 from seedrl.run.totals import counts_of, restore_counters
 from seedrl.sizes import torch_threads
-from seedrl.specs import EnvSpec
+from seedrl.specs import EnvSpec, decoded_spec
 from seedrl.validation import check
 
 

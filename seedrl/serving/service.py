@@ -16,6 +16,7 @@ from seedrl.serving.balance import Balance
 from seedrl.serving.batch_loop import BatchLoop, Pauses
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Inference
+from seedrl.serving.protocol import SessionProtocol
 from seedrl.serving.seats import Seat
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, Session, SessionTable
@@ -53,7 +54,8 @@ class InferenceService:
         )
         self.sessions = SessionTable(config, job_seed, plan, check_spec, on_leave=self._release)
         self.balance = Balance(self.sessions)
-        self.server = Server(config, self.sessions, self.balance, self.batcher, metrics, on_failure, say, describe)
+        self.protocol = SessionProtocol(config, self.sessions, self.balance, self.batcher, metrics, say)
+        self.server = Server(config, self.protocol, self.balance, metrics, on_failure, say, describe)
 
     def build(
         self,
@@ -77,7 +79,7 @@ class InferenceService:
             self._metrics,
             generator=generator,
             device=device,
-            answer=self.server.answer,
+            answer=self.protocol.answer,
             on_evaluated=on_evaluated,
         )
         self.batches = BatchLoop(self.batcher, self._inference, self._metrics, self._pauses, may_continue)

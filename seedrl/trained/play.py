@@ -17,9 +17,7 @@ from seedrl.specs import Arrays, as_tree, leaves, rows_of, tree_map
 from seedrl.trained.load import Trained
 from seedrl.trained.step import StepInputs, StepOutputs, first_inputs, following
 from seedrl.types import Observation
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 
 
 class Moment(NamedTuple):

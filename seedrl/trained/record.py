@@ -15,7 +15,7 @@ from seedrl.errors import ConfigError
 from seedrl.specs import Arrays, EnvSpec, names
 from seedrl.trained.load import Trained, load_trained
 from seedrl.trained.play import Moment, job_of, play
-from seedrl.wire.codec import Welcome
+from seedrl.wire.messages import Welcome
 
 Frame = NDArray[np.uint8]  # [height, width, 3]
 

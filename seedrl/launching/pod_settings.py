@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 @dataclass(frozen=True)
-class PodJob:
+class PodSettings:
     """What every manifest of a job is made of."""
 
     name: str
@@ -80,7 +80,7 @@ class PodJob:
         return [self.domain, f"*.{self.domain}", "localhost"]
 
 
-def in_pods(config: RunConfig) -> PodJob:
+def pod_settings(config: RunConfig) -> PodSettings:
     """Raises ConfigError for a job that cannot run there."""
     check_placement(config)
     _check_job(config)
@@ -91,7 +91,7 @@ def in_pods(config: RunConfig) -> PodJob:
         replace(learner, ranks=replace(learner.ranks, advertise=_domain(name, config.launch.namespace)))
     )  # each its own
     check_actor(actor)
-    return PodJob(name, config, learner, actor)
+    return PodSettings(name, config, learner, actor)
 
 
 def _check_job(config: RunConfig) -> None:
