@@ -105,7 +105,7 @@ class MirroredLearner:
         seconds = {stage: value for stage, value in totals["learner_seconds"].items() if stage != HERE}
         counted = {
             "counted": {**{name: totals[name] for name in COUNTED}, "learner_seconds": seconds},
-            "algorithm": self._metrics.algorithm,
+            "algorithm": dict(self._metrics.algorithm),
             "shown": {name: getattr(self._metrics, name) for name in SHOWN},
             "skipped_in_a_row": self.skipped_in_a_row,
         }
