@@ -40,7 +40,7 @@ class EchoServer:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = grpc.aio.server(options=server_options(64))
+        server = grpc.aio.server(options=server_options())
         server.add_generic_rpc_handlers((self._handler(),))
         server.add_insecure_port(self._address)
         await server.start()

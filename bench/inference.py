@@ -12,12 +12,14 @@ from seedrl.models.build import build_model
 from seedrl.policy import Policy
 from seedrl.rows import RESET, Rows
 from seedrl.serving.inference import Inference
+from seedrl.serving.lease import Lease
 from seedrl.serving.seats import Seats
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import Slots
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelInput
+from seedrl.wire.messages import Hello
 
 FRAME_STACK = 4
 FRAME = ArraySpec((1, 84, 84), "uint8")
@@ -58,7 +60,7 @@ class ServingPath:
             answer=lambda answers: None,
         )
         slots = np.arange(rows)
-        session = Session(id=1, name="bench", slots=slots, expects=np.zeros(rows, np.uint8))
+        session = Session(id=1, hello=Hello("bench"), lease=Lease(slots, np.zeros(rows, np.uint8)))
         frames = np.random.default_rng(1).integers(0, 255, (rows, *FRAME.shape)).astype(np.uint8)
         first, later = (
             Rows(slots.astype(np.int32), frames, np.zeros(rows, np.float32), np.full(rows, flags, np.uint8))

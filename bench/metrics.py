@@ -28,7 +28,7 @@ from seedrl.monitoring.sampler import Sampler
 from seedrl.roles.learner import LOOK_SECONDS, LearnerProcess
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import SessionTable
-from seedrl.wire.codec import Hello
+from seedrl.wire.messages import Hello
 
 STEPS = 100_000  # in which calls are counted
 PROMETHEUS = Path(__file__).parents[1] / "conf/observability/prometheus.yml"

@@ -5,7 +5,7 @@ import numpy as np
 from bench.harness import Report, for_a_while, interleave, median, per_cpu, per_second
 from envs_server.pool import EnvPool
 from seedrl.config import BenchConfig
-from seedrl.wire.codec import Welcome
+from seedrl.wire.messages import Welcome
 
 ENVS = {"Pong-v5": ({"stack_num": 1}, 32), "CartPole-v1": ({}, 256)}
 

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from envs_server.actor import Actor
 from envs_server.mock import MockPool
 from seedrl.rows import Rows
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 
 WARM_UP = 1.0
 

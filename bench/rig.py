@@ -29,7 +29,7 @@ from seedrl.specs import EnvSpec
 from seedrl.status import Status
 from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelInput, ModelOutput
-from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire.messages import Command
 
 CPU = torch.device("cpu")
 STOP_SECONDS = 10.0
@@ -106,7 +106,7 @@ class ServingRig:
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._builder.join()
-        self._service.server.stop(pb.Control.COMMAND_END, "measured")
+        self._service.server.stop(Command.END, "measured")
         if self._failure is not None:
             raise self._failure
 
@@ -117,7 +117,7 @@ class ServingRig:
     @property
     def served(self) -> int:
         """Return the number of actors that have sent a request."""
-        return sum(not (session.expects == RESET).all() for session in self._service.sessions.open.values())
+        return sum(not (session.lease.expects == RESET).all() for session in self._service.sessions.open.values())
 
     def _build_and_serve(self) -> None:
         """Runs in a thread of its own, because the spaces are known only once an actor has joined."""

@@ -21,11 +21,11 @@ from bench.rig import any_port, private_address
 from bench.service import measure
 from seedrl.config import BenchConfig
 from seedrl.rows import Rows
-from seedrl.serving.sessions import Session
+from seedrl.serving.lease import Lease
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options, open_stream, service_handler
-from seedrl.wire.framing import StepParts
+from seedrl.wire.messages import Act, StepParts
 
 OTHER_BYTES = 4 + 4 + 1  # of a row: environment, reward, flags
 
@@ -113,13 +113,13 @@ class DecodingServer(EchoServer):
         return service_handler(self._stream, status=self._stream, control=self._stream)
 
     async def _stream(self, _: Any, context: Any) -> None:
-        session = Session(1, "bench", np.arange(self._envs), np.zeros(self._envs, np.uint8))
+        lease = Lease(np.arange(self._envs), np.zeros(self._envs, np.uint8))
         self.streams += 1
         while (message := await context.read()) is not grpc.aio.EOF:
             assert isinstance(message, StepParts)
             rows = codec.decode_step(message, self._spec, self._envs)
-            session.admit(rows)
-            session.answered(rows)
+            lease.admit(rows)
+            lease.answered(rows)
             self.messages += 1
             await context.write(codec.encode_act([message.request_id], self._action))
 
@@ -141,8 +141,10 @@ def client(address: str, rows: int, row_bytes: int, in_flight: int) -> None:
 
     with grpc.insecure_channel(address, options=client_options()) as channel:
         try:
-            for response in open_stream(channel, outgoing()):
-                codec.decode_act(response.act, spec, rows)
+            for data in open_stream(channel, outgoing()):
+                act = codec.parse_response(data)
+                assert isinstance(act, Act)
+                codec.decode_act(act, spec, rows)
                 ready.release()
         except grpc.RpcError:
             pass

@@ -23,8 +23,8 @@ from seedrl.config import ActorConfig
 from seedrl.errors import EnvFailed, LearnerLost, Refused
 from seedrl.metrics import ActorMetrics
 from seedrl.validation import check_actor
-from seedrl.wire import codec
 from seedrl.wire.memory import this_host
+from seedrl.wire.messages import Hello
 
 AT_ONCE = (Ending.again, Ending.redirected)  # the next session follows without a pause
 FAILURE_SECONDS = 600.0  # failures of environments longer ago are forgotten
@@ -70,7 +70,7 @@ class Actor:
         while not self._stopping.is_set():
             route = self._route
             session = self._session = ActorSession(
-                self._config, route.link, self._greeting(), self._make_pool, self.metrics, is_home=route.is_home
+                self._config, route.link, self._hello(), self._make_pool, self.metrics, is_home=route.is_home
             )
             ending, why = self._run(session)
             self.metrics.actor_connected = 0
@@ -100,11 +100,9 @@ class Actor:
         if self._session is not None:
             self._session.cancel()
 
-    def _greeting(self) -> codec.Hello:
+    def _hello(self) -> Hello:
         self._epoch += 1
-        return codec.Hello(
-            self._name, this_host(), self._instance, self._epoch, self._untold_failure, self._route.redirects
-        )
+        return Hello(self._name, this_host(), self._instance, self._epoch, self._untold_failure, self._route.redirects)
 
     def _turn(self, session: ActorSession, ending: Ending, why: str) -> tuple[Ending, str]:
         """Says where the next session is to be. A redirect that cannot be followed is a failure."""

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from seedrl.errors import ConfigError
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, ArraySpec, EnvSpec, discrete
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 
 COUNTING = "counting"
 NUM_ACTIONS = 31

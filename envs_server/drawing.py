@@ -6,7 +6,7 @@ import tempfile
 from multiprocessing.connection import Connection
 
 from envs_server.pool import make_pool
-from seedrl.wire.codec import Welcome
+from seedrl.wire.messages import Welcome
 
 RENDERED = {"render_mode": "rgb_array"}  # the option that Gymnasium and envpool know
 TRIAL_SECONDS = 60.0

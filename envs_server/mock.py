@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from seedrl.errors import ConfigError
 from seedrl.rows import ENDED, RESET, TERMINATED, Rows
 from seedrl.specs import DTYPES, Arrays, ArraySpec, EnvSpec, discrete
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 
 MOCK = "mock"
 DEFAULTS: dict[str, Any] = {

@@ -7,7 +7,7 @@ address, the credentials stay the same, and whatever goes wrong elsewhere leads 
 from seedrl.config import SecurityConfig
 from seedrl.errors import SeedrlError
 from seedrl.wire.channel import Link
-from seedrl.wire.codec import MAX_REDIRECTS
+from seedrl.wire.messages import MAX_REDIRECTS
 from seedrl.wire.security import check_redirect
 
 

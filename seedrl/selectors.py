@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl import plugins
-from seedrl.config import LearnerConfig, store_capacity
+from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError
+from seedrl.sizes import store_capacity
 
 Entries = NDArray[np.int64]
 

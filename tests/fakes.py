@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from seedrl.rows import ENDED, RESET, TERMINATED, Rows
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.types import ModelInput, ModelOutput
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 
 
 class FakeClock:

@@ -15,11 +15,13 @@ from seedrl.policy import Policy
 from seedrl.rows import RESET, Rows
 from seedrl.selectors import Entries, Fifo
 from seedrl.serving.inference import Answer, Inference
+from seedrl.serving.lease import Lease
 from seedrl.serving.seats import Seat, Seats
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import FinishedEpisodes, Slots
 from seedrl.specs import EnvSpec
 from seedrl.store import Store, StoreSizes
+from seedrl.wire.messages import Hello
 from tests.fakes import TinyModel
 
 CPU = torch.device("cpu")
@@ -108,14 +110,13 @@ class Rig:
         self.seats.assign(np.array(slots, np.int64), seats or [Seat()] * n)
         return Session(
             id=self._sessions,
-            name="actor",
-            slots=np.array(slots, np.int64),
-            expects=np.full(n, RESET, np.uint8),
+            hello=Hello("actor"),
+            lease=Lease(np.array(slots, np.int64), np.full(n, RESET, np.uint8)),
         )
 
     def request(self, session: Session, rows: Rows) -> Request:
         self._requests += 1
-        return Request(session, self._requests, rows, session.slots[rows.env_id])
+        return Request(session, self._requests, rows, session.lease.slots[rows.env_id])
 
     def run(self, *requests: Request) -> list[NDArray[np.int64]]:
         self.answers.clear()

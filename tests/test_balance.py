@@ -9,7 +9,7 @@ from seedrl.serving import balance as module
 from seedrl.serving.balance import Balance, Endpoint, own_address
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import Session, SessionTable
-from seedrl.wire.codec import Hello, Report
+from seedrl.wire.messages import Hello, Report
 from tests.fakes import FakeClock
 
 ENVS = 4
@@ -55,8 +55,8 @@ class Cluster:
         """Every actor of these endpoints reports."""
         for name, seconds in round_trips.items():
             for session in self.tables[name].open.values():
-                session.recent = Report(requests=100, round_trip_seconds=100 * seconds)
-                session.reported = self.clock()
+                session.reports.recent = Report(requests=100, round_trip_seconds=100 * seconds)
+                session.reports.received = self.clock()
         self.agree()
 
     def arrive(self, at: str) -> str:

@@ -1,9 +1,9 @@
 """A11: exactly one action per observation, contiguous steps, nothing mixed, under any mix of what sessions can do.
 
-Server, session table, batcher, inference and store as a learner has them, without gRPC: messages go in and out by hand.
+Session protocol, session table, batcher, inference and store as a learner has them, without gRPC: messages go in and
+out by hand.
 """
 
-import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,15 +19,12 @@ from seedrl.errors import InvalidMessage, NoCapacity, Superseded, TooLate
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
+from seedrl.serving.protocol import Connection, SessionProtocol
 from seedrl.serving.seats import planned_seats
-from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, Session, SessionTable
-from seedrl.status import Status
 from seedrl.wire import codec
-from seedrl.wire.codec import (
-    Hello,
-)
-from seedrl.wire.framing import StepParts, parse, serialize
+from seedrl.wire.framing import parse, serialize
+from seedrl.wire.messages import Hello, StepParts, Welcome
 from tests.fakes import FakeClock
 from tests.integration.support import SPEC, OracleModel, right_action
 from tests.rig import Rig
@@ -101,24 +98,14 @@ class Learner(RuleBasedStateMachine):
             config, lambda session_id: session_id, planned_seats(config.actors), on_leave=self.rig.inference.release
         )
         self.table.agree(SPEC)
-        self.server = Server(
-            config,
-            self.table,
-            Balance(self.table),
-            self.batcher,
-            self.rig.metrics,
-            on_failure=lambda error: None,
-            say=lambda words: None,
-            describe=lambda: Status("running", "", "", "cpu", "", "", 0),
+        self.protocol = SessionProtocol(
+            config, self.table, Balance(self.table), self.batcher, self.rig.metrics, say=lambda words: None
         )
-        self.rig.inference._answer = self.server.answer
+        self.rig.inference._answer = self.protocol.answer
         self.actors = [FakeActor(f"actor-{number}") for number in range(ACTORS)]
         self.asked = 0  # rows
         self.ended = 0  # sessions
         self.learned: dict[tuple[int, int], int] = defaultdict(int)  # (session, environment) → its newest row learned
-
-    def teardown(self) -> None:
-        self.server._loop.close()
 
     # Actors.
 
@@ -140,8 +127,7 @@ class Learner(RuleBasedStateMachine):
         self.ended += older is not None
         assert older is None or isinstance(older.evicted, Superseded)
         assert job.session_id == session.id
-        self.server._outboxes[session.id] = asyncio.Queue()
-        self.server._limits[session.id] = Limit()
+        self.protocol.connections[session.id] = Connection(Limit())
         actor.begin(session)
 
     @rule(which=st.integers(0, ACTORS - 1), age=st.integers(0, 2))
@@ -166,7 +152,7 @@ class Learner(RuleBasedStateMachine):
         """A row for an environment in flight is refused, and its session ends."""
         actor = data.draw(st.sampled_from([actor for actor in self.alive() if actor.waiting]))
         assert actor.session is not None
-        if actor.session.in_flight:
+        if actor.session.lease.in_flight:
             rows = next(rows for rows in actor.waiting.values())
             with pytest.raises(InvalidMessage):
                 actor.session.admit(rows)
@@ -183,7 +169,7 @@ class Learner(RuleBasedStateMachine):
         actor = data.draw(st.sampled_from(self.alive()))
         if evicted:
             assert actor.session is not None
-            self.server._evict(actor.session, TooLate("silent"))
+            self.protocol._evict(actor.session, TooLate("silent"))
         self.end(actor)
 
     @precondition(lambda self: self.alive())
@@ -193,11 +179,11 @@ class Learner(RuleBasedStateMachine):
         actor = data.draw(st.sampled_from(self.alive()))
         session = actor.session
         assert session is not None
-        self.server._move(session, "127.0.0.1:1", "drain", "asked to")
+        self.protocol._move(session, "127.0.0.1:1", "drain", "asked to")
         if idle := actor.idle():
             step = actor.step(data.draw(st.lists(st.sampled_from(idle), unique=True, min_size=1)), ending)
             waiting = self.batcher.waiting_rows
-            self.server._take(self.server._request(step, session, SPEC))
+            self.protocol._take(self.protocol._request(step, session, SPEC))
             assert self.batcher.waiting_rows == waiting
             self.asked += len(step.flags)
         self.end(actor)
@@ -228,7 +214,7 @@ class Learner(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_is_leased_twice(self) -> None:
-        leased = [int(slot) for session in self.table.open.values() for slot in session.slots]
+        leased = [int(slot) for session in self.table.open.values() for slot in session.lease.slots]
         assert len(leased) == len(set(leased)) == SLOTS - len(self.table._free)
         assert set(leased).isdisjoint(self.table._free)
 
@@ -239,12 +225,14 @@ class Learner(RuleBasedStateMachine):
         assert self.batcher.waiting_rows <= SLOTS
         for actor in self.alive():
             assert actor.session is not None
-            assert actor.session.in_flight + actor.session.unsent == sum(map(len_rows, actor.waiting.values()))
+            assert actor.session.lease.in_flight + actor.session.traffic.unsent == sum(
+                map(len_rows, actor.waiting.values())
+            )
 
     @invariant()
     def every_answered_row_is_recorded_or_was_dropped(self) -> None:
         """Consecutive unrolls share a row, so each hands T rows over."""
-        metrics, leased = self.rig.metrics, [session.slots for session in self.table.open.values()]
+        metrics, leased = self.rig.metrics, [session.lease.slots for session in self.table.open.values()]
         recorded = int(self.rig.slots._next_row.sum())
         assert recorded == sum(int(self.rig.slots._next_row[slots].sum()) for slots in leased)
         assert metrics.rows == T * self.rig.selector.added + recorded + metrics.rows_dropped["partial_unroll"]
@@ -257,9 +245,9 @@ class Learner(RuleBasedStateMachine):
 
     # Parts of the above.
 
-    def greet(self, greeting: Hello) -> tuple[Session, codec.Welcome]:
-        self.server._make_way(greeting)
-        return self.server._admit(greeting, peer="")
+    def greet(self, greeting: Hello) -> tuple[Session, Welcome]:
+        self.protocol._make_way(greeting)
+        return self.protocol._admit(greeting, peer="")
 
     def alive(self) -> list[FakeActor]:
         return [actor for actor in self.actors if actor.session is not None]
@@ -267,21 +255,21 @@ class Learner(RuleBasedStateMachine):
     def ask(self, actor: FakeActor, step: StepParts) -> None:
         assert actor.session is not None
         actor.session.expect_reader()
-        self.batcher.submit(self.server._request(step, actor.session, SPEC))
+        self.batcher.submit(self.protocol._request(step, actor.session, SPEC))
         self.asked += len(step.flags)
 
     def drain(self, actor: FakeActor) -> None:
         """All Acts that wait for it, as the writer of its stream sends them."""
         assert actor.session is not None
-        outbox = self.server._outboxes[actor.session.id]
+        outbox = self.protocol.connections[actor.session.id].outbox
         while not outbox.empty():
             message, rows = outbox.get_nowait()
-            actor.session.unsent -= rows
-            actor.read(message.act)
+            actor.session.traffic.unsent -= rows
+            actor.read(message)
 
     def end(self, actor: FakeActor) -> None:
         assert actor.session is not None
-        self.server._end(actor.session)
+        self.protocol._end(actor.session)
         actor.session = None
         self.ended += 1
 

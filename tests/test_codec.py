@@ -15,7 +15,21 @@ from seedrl.specs import DTYPES, ArraySpec, EnvSpec, discrete
 from seedrl.status import ActorStatus, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
-from seedrl.wire.framing import StepParts, parse, serialize
+from seedrl.wire.control import describe_request, parse_control_request, serialize_control_request
+from seedrl.wire.framing import parse, serialize
+from seedrl.wire.messages import (
+    PROTOCOL_VERSION,
+    Act,
+    Command,
+    Control,
+    ControlRequest,
+    Hello,
+    Ready,
+    Report,
+    StepParts,
+)
+from seedrl.wire.spaces import decode_spaces
+from seedrl.wire.status import parse_status, serialize_status
 from tests.fakes import make_job, make_spec
 from tests.fuzz.decoder import examples, feed
 
@@ -85,7 +99,7 @@ def test_step_roundtrip_gives_same_rows(step: tuple[EnvSpec, Rows], request_id: 
 @settings(deadline=None)
 @given(spec=specs)
 def test_ready_roundtrip_gives_same_spec(spec: EnvSpec) -> None:
-    assert codec.decode_ready(through_the_wire(codec.encode_ready(spec)).ready) == spec
+    assert codec.parse_request(codec.serialize_request(Ready(spec))) == Ready(spec)
 
 
 @settings(deadline=None)
@@ -99,31 +113,37 @@ def test_ready_roundtrip_gives_same_spec(spec: EnvSpec) -> None:
 )
 def test_welcome_roundtrip_gives_same_job(groups: int, group_size: int, **fields: Any) -> None:
     job = make_job(groups * group_size, group_size, env_id="Pong-v5", **fields)
-    assert codec.decode_welcome(through_the_wire(codec.encode_welcome(job)).welcome) == job
+    assert codec.parse_response(codec.serialize_response(job)) == job
 
 
 @settings(deadline=None)
 @given(action=hnp.arrays(np.int32, st.integers(0, 16)), request_id=st.integers(0, 2**64 - 1))
 def test_act_roundtrip_gives_same_actions(action: np.ndarray, request_id: int) -> None:
-    act = through_the_wire(codec.encode_act([request_id, 7], action)).act
+    act = codec.parse_response(codec.serialize_response(codec.encode_act([request_id, 7], action)))
+    assert isinstance(act, Act)
     assert act.request_id == [request_id, 7]
     np.testing.assert_array_equal(codec.decode_act(act, SPEC, len(action)), action)
 
 
 def test_hello_control_and_report_roundtrip_keep_their_fields() -> None:
-    greeting = codec.Hello("näme", "host/0", "instance", 2**64 - 1, "it broke")
-    assert codec.decode_hello(through_the_wire(codec.encode_hello(greeting)).hello) == greeting
-    control = through_the_wire(codec.encode_control(pb.Control.COMMAND_DRAIN, "why")).control
-    assert (control.command, control.reason) == (pb.Control.COMMAND_DRAIN, "why")
-    measured = codec.Report(5, 0.25, 1.5, requests=3, round_trip_seconds=0.5, cpu_seconds=2.0, reconnects=1)
-    assert codec.decode_report(through_the_wire(codec.encode_report(measured)).report) == measured
+    hello = Hello("näme", "host/0", "instance", 2**64 - 1, "it broke")
+    report = Report(5, 0.25, 1.5, requests=3, round_trip_seconds=0.5, cpu_seconds=2.0, reconnects=1)
+    for request in (hello, report):
+        assert codec.parse_request(codec.serialize_request(request)) == request
+    for command in set(Command) - {Command.REDIRECT}:
+        control = Control(command, "why")
+        assert codec.parse_response(codec.serialize_response(control)) == control
+
+
+def test_commands_have_the_names_and_numbers_of_the_protocol() -> None:
+    assert {f"COMMAND_{command.name}": int(command) for command in Command} == dict(pb.Control.Command.items())
 
 
 @pytest.mark.parametrize("wrong", [{"env_seconds": -1.0}, {"wait_seconds": math.nan}, {"cpu_seconds": math.inf}])
 def test_decode_report_with_a_number_that_cannot_be_is_refused_by_name(wrong: dict[str, float]) -> None:
-    report = through_the_wire(codec.encode_report(codec.Report(**wrong))).report
+    data = codec.serialize_request(Report(**wrong))
     with pytest.raises(InvalidMessage, match=next(iter(wrong))):
-        codec.decode_report(report)
+        codec.parse_request(data)
 
 
 @pytest.mark.parametrize("goal", [None, 18.0])
@@ -137,8 +157,7 @@ def test_status_roundtrip_keeps_everything(goal: float | None) -> None:
         trouble={"rows dropped: session_ended": 2},
         actors=[actor, actor],
     )
-    message = codec.encode_status(status)
-    assert codec.decode_status(pb.StatusResponse.FromString(message.SerializeToString())) == status
+    assert parse_status(serialize_status(status)) == status
 
 
 def test_encode_step_other_integer_width_and_strides_gives_wire_layout() -> None:
@@ -161,7 +180,7 @@ def test_decode_step_rows_are_views_of_the_message() -> None:
 
 
 def make_welcome(**fields: Any) -> pb.Welcome:
-    return pb.Welcome(protocol_version=codec.PROTOCOL_VERSION, **fields)
+    return pb.Welcome(protocol_version=PROTOCOL_VERSION, **fields)
 
 
 def floats(*values: float) -> bytes:
@@ -229,7 +248,7 @@ def test_decode_step_finite_numbers_with_overflowing_sum_are_accepted(dtype: str
 )
 def test_decode_ready_malformed_names_field(ready: pb.Ready, field: str) -> None:
     with pytest.raises(InvalidMessage, match=rf"^{field}: expected .*, saw "):
-        codec.decode_ready(ready)
+        decode_spaces(ready)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +269,8 @@ def test_decode_welcome_malformed_names_field(welcome: pb.Welcome, field: str) -
 
 @pytest.mark.parametrize("address", ["10.0.0.1:50051", "learner-1.example:1", "[fe80::1]:50051", "unix:/run/a"])
 def test_redirect_survives_the_wire(address: str) -> None:
-    control = through_the_wire(codec.encode_redirect(address, "why")).control
-    assert (control.command, control.reason) == (pb.Control.COMMAND_REDIRECT, "why")
-    assert codec.decode_redirect(control) == address
+    redirect = Control(Command.REDIRECT, "why", address)
+    assert codec.parse_response(codec.serialize_response(redirect)) == redirect
 
 
 @pytest.mark.parametrize(
@@ -265,18 +283,17 @@ def test_redirect_survives_the_wire(address: str) -> None:
 )
 def test_decode_redirect_of_what_is_no_address_says_so(address: str) -> None:
     with pytest.raises(InvalidMessage, match=r"^address: expected HOST:PORT or unix:PATH, saw "):
-        codec.decode_redirect(pb.Control(command=pb.Control.COMMAND_REDIRECT, address=address))
+        codec.parse_response(codec.serialize_response(Control(Command.REDIRECT, "why", address)))
 
 
 def test_order_to_move_all_or_to_open_survives_the_wire() -> None:
     for order, words in (
-        (codec.ControlRequest(command=pb.Control.COMMAND_REDIRECT, open=False), "move, take no new ones"),
-        (codec.ControlRequest("a", command=pb.Control.COMMAND_REDIRECT), "move"),
-        (codec.ControlRequest(open=True), "open"),
+        (ControlRequest(command=Command.REDIRECT, open=False), "move, take no new actors"),
+        (ControlRequest("a", command=Command.REDIRECT), "move"),
+        (ControlRequest(open=True), "open"),
     ):
-        request = pb.ControlRequest.FromString(codec.encode_control_request(order).SerializeToString())
-        assert codec.decode_control_request(request) == order
-        assert codec.describe_request(order) == words
+        assert parse_control_request(serialize_control_request(order)) == order
+        assert describe_request(order) == words
 
 
 def test_decode_hello_and_welcome_of_another_version_name_both_sides() -> None:
@@ -289,19 +306,38 @@ def test_decode_hello_and_welcome_of_another_version_name_both_sides() -> None:
 
 def test_decode_hello_words_for_people_are_short_and_printable() -> None:
     long = "\x1b[2J\n" + "x" * 1000
-    greeting = codec.decode_hello(pb.Hello(protocol_version=codec.PROTOCOL_VERSION, actor_name=long, env_failure=long))
+    greeting = codec.decode_hello(pb.Hello(protocol_version=PROTOCOL_VERSION, actor_name=long, env_failure=long))
     assert greeting.name == "?[2J?" + "x" * (codec.MAX_NAME - 5)
     assert greeting.env_failure == "?[2J?" + "x" * (codec.MAX_REASON - 5)
 
 
 def test_decode_hello_instance_that_is_no_id_is_refused_by_name() -> None:
     with pytest.raises(InvalidMessage, match=r"^instance: expected at most 64 characters, saw 65"):
-        codec.decode_hello(pb.Hello(protocol_version=codec.PROTOCOL_VERSION, instance=65 * "x"))
+        codec.decode_hello(pb.Hello(protocol_version=PROTOCOL_VERSION, instance=65 * "x"))
+
+
+def test_decode_hello_host_that_is_too_long_is_refused_by_name() -> None:
+    with pytest.raises(InvalidMessage, match=r"^host: expected at most 128 characters, saw 129"):
+        codec.decode_hello(pb.Hello(protocol_version=PROTOCOL_VERSION, host=129 * "x"))
+
+
+def test_hello_with_a_long_failure_is_shortened_by_the_actor() -> None:
+    """A traceback of any length has to fit the limit of Hello."""
+    hello = codec.parse_request(codec.serialize_request(Hello("a", env_failure=100_000 * "x")))
+    assert hello == Hello("a", env_failure=codec.MAX_REASON * "x")
+
+
+@pytest.mark.parametrize(("values", "seen"), [([0, 5, -1], -1), ([0, 6, 2], 6), ([-3, 9, 0], -3)])
+def test_decode_step_with_a_category_outside_names_the_offending_one(values: list[int], seen: int) -> None:
+    spec = EnvSpec(ArraySpec((), "int64", 6), discrete(3))
+    rows = make_rows(3)._replace(observation=np.array(values))
+    with pytest.raises(InvalidMessage, match=rf"^observation: expected categories 0 to 5, saw {seen}$"):
+        codec.decode_step(through_the_wire(codec.encode_step(1, rows)), spec, NUM_ENVS)
 
 
 def test_decode_act_wrong_length_names_field() -> None:
     with pytest.raises(InvalidMessage, match=r"^action: expected 8 bytes \(2 rows of int32\), saw 12"):
-        codec.decode_act(pb.Act(action=[ints(0, 1, 2)]), SPEC, rows=2)
+        codec.decode_act(Act([1], [ints(0, 1, 2)]), SPEC, rows=2)
 
 
 BLOBS = ("env_id", "observation", "reward", "flags")
@@ -343,10 +379,10 @@ def test_decode_step_random_bytes_raises_only_refused(
 def test_decode_others_random_fields_raises_only_refused(blob: bytes, text: str, numbers: list[int]) -> None:
     first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
     attempts = [
-        lambda: codec.decode_ready(make_ready(shape=numbers, dtype=text, choices=[first])),
-        lambda: codec.decode_ready(make_ready(shape=numbers, choices=[last])),
+        lambda: decode_spaces(make_ready(shape=numbers, dtype=text, choices=[first])),
+        lambda: decode_spaces(make_ready(shape=numbers, choices=[last])),
         lambda: codec.decode_welcome(make_welcome(env=pb.Env(options_json=text), num_envs=first, group_size=last)),
-        lambda: codec.decode_act(pb.Act(action=[blob]), SPEC, rows=len(numbers)),
+        lambda: codec.decode_act(Act([1], [blob]), SPEC, rows=len(numbers)),
     ]
     for attempt in attempts:
         try:

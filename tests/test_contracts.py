@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
         *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.run.identity", "seedrl.run.stopping"),
-        *("seedrl.schema", "seedrl.plugins", "seedrl.algorithms.settings"),
+        *("seedrl.schema", "seedrl.plugins", "seedrl.sizes", "seedrl.algorithms.settings"),
     ),
     (
         *("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.validation"),
@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "grpc": {
         "seedrl.v1",
         "seedrl.wire.channel",
-        "seedrl.wire.status",
+        "seedrl.wire.codes",
         "seedrl.wire.tls",
         "seedrl.serving.guard",
         "seedrl.serving.server",
@@ -90,7 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "grpc_health": {"seedrl.serving.server"},
     "grpc_reflection": {"seedrl.serving.server"},
-    "google": {"seedrl.v1", "seedrl.wire.framing", "seedrl.run.snapshot"},
+    "google": {"seedrl.v1", "seedrl.wire"},
     "envpool": {"envs_server.pool"},
     "gymnasium": {"envs_server.stepping"},
     "hydra": {"seedrl.commands"},
@@ -109,7 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "imageio": {"seedrl.trained.record"},
     "imageio_ffmpeg": {"seedrl.trained.record"},
     "huggingface_hub": {"seedrl.trained.hub"},
-    "ray": {f"seedrl.launching.{name}" for name in ("raycluster", "host", "hosted", "growth", "ray")},
+    "ray": {f"seedrl.launching.ray_{name}" for name in ("autoscaler", "cluster", "driver", "host", "process")},
 }
 # The name of a distribution where it is not the name of what is imported.
 IMPORT_NAMES = {
@@ -213,6 +213,17 @@ def test_imports_of_other_packages_only_where_allowed() -> None:
             allowed = MAY_IMPORT.get(package, set())
             if package not in sys.stdlib_module_names and not any(belongs_to(module, name) for name in allowed):
                 wrong.append(f"{module} imports {package}")
+    assert wrong == []
+
+
+def test_imports_of_generated_code_only_inside_wire() -> None:
+    """protobuf stays there: everybody else has the records of wire/messages.py."""
+    wrong = [
+        f"{module} imports {name}"
+        for module, path in modules("seedrl", "envs_server", "bench").items()
+        for name in imports_of(path)
+        if belongs_to(name, GENERATED) and not belongs_to(module, "seedrl.wire") and not belongs_to(module, GENERATED)
+    ]
     assert wrong == []
 
 

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from envs_server.counting import ENV, STEP, CountingPool
-from seedrl.config import ActorsConfig, LearnerConfig, evaluation_envs
+from seedrl.config import ActorsConfig, LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.serving.seats import EVALUATION, Seat, planned_seats
 from seedrl.serving.sessions import SessionTable
+from seedrl.sizes import evaluation_envs
 from seedrl.specs import ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.validation import check
-from seedrl.wire.codec import Hello
+from seedrl.wire.messages import Hello
 from tests.chaos.model import CountingModel, UnrollCheck
 from tests.fakes import FakePool, make_job, make_spec
 from tests.rig import Rig, make_model, stacked
@@ -79,8 +80,8 @@ def test_join_sessions_are_told_apart_by_environment() -> None:
     table = SessionTable(config, lambda _: 1, planned_seats(config.actors))
     session, _ = table.join(Hello("a"))
     seats = table.seats
-    assert (~seats.is_trained[session.slots]).tolist() == [True, False, False, False, True, False, False, False]
-    assert seats.temperature[session.slots].tolist() == [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+    assert (~seats.is_trained[session.lease.slots]).tolist() == [True, False, False, False, True, False, False, False]
+    assert seats.temperature[session.lease.slots].tolist() == [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
     config.actors.evaluation = 0.0
     assert planned_seats(config.actors) == [Seat()] * 8
 

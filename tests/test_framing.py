@@ -1,5 +1,7 @@
 """The hand-written wire format of a Step against the generated code: neither can tell who wrote a message."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
@@ -7,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedrl.errors import InvalidMessage
+from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire.framing import StepParts, parse, serialize
+from seedrl.wire.codec import parse_request, serialize_request
+from seedrl.wire.framing import BYTES, MAX_LEAVES, READY, STEP, _tag, _varint, parse, serialize
+from seedrl.wire.messages import Ready, StepParts
+from seedrl.wire.spaces import MAX_CHOICES, MAX_NAME, MAX_RANK
+
+HELLO, REPORT = (_tag(pb.StreamRequest, name, BYTES) for name in ("hello", "report"))
 
 blobs = st.binary(max_size=300)
 steps = st.builds(
@@ -70,6 +78,49 @@ def test_parse_anything_agrees_with_the_generated_code(noise: bytes, step: StepP
 def test_parse_other_messages_are_left_to_the_generated_code() -> None:
     hello = pb.StreamRequest(hello=pb.Hello(protocol_version=1, actor_name="a"))
     assert parse(serialize(hello)) == hello
+
+
+def message_of(tag: int, parts: bytes) -> bytes:
+    """A StreamRequest with one field of this many bytes."""
+    return bytes([tag]) + _varint(len(parts)) + parts
+
+
+EMPTY = b"\x1a\x00"  # an observation of a Step
+LEAF = b"\x0a\x00"  # an observation of Ready
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (message_of(STEP, EMPTY * 2**19), "observation: expected at most 64 blobs, saw more"),
+        (message_of(STEP, b"\x08\x01\x08\x01" + EMPTY * 2**19), "message: expected at most 16384 bytes"),
+        (message_of(STEP, EMPTY) + message_of(STEP, EMPTY * 2**19), "message: expected at most 16384 bytes"),
+        (message_of(READY, LEAF * 2**19), "message: expected at most 327680 bytes"),
+        (message_of(HELLO, b"\x12" + _varint(2**20) + bytes(2**20)), "message: expected at most 16384 bytes"),
+        (message_of(REPORT, b"\x08\x01" * 2**19), "message: expected at most 16384 bytes"),
+        (b"\xfa\x7f\x00" * 2**19, "message: expected at most 16384 bytes"),
+    ],
+    ids=["blobs", "blobs_and_a_field_twice", "two_steps", "ready", "hello", "report", "unknown"],
+)
+def test_parse_a_mebibyte_of_tiny_parts_is_refused_before_anything_is_made_of_it(data: bytes, words: str) -> None:
+    """B1: the generated code takes 100 times as much memory, and Python seconds, for the same bytes."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidMessage, match=f"^{words}"):
+            parse(data)
+        assert tracemalloc.get_traced_memory()[1] < 2**16
+    finally:
+        tracemalloc.stop()
+
+
+def test_parse_the_largest_ready_there_can_be_is_read() -> None:
+    """All choices of the largest action, as bounds of numbers, and all leaves with the longest names."""
+    names = [f"{number:03}" + "x" * (MAX_NAME - 3) for number in range(MAX_LEAVES)]
+    count = MAX_CHOICES // 2 // MAX_LEAVES
+    action = ContinuousSpec((-1.0,) * count, (1.0,) * count, (*(1,) * (MAX_RANK - 1), count))
+    observation = ArraySpec((2**31,) * MAX_RANK, "float64")
+    spec = EnvSpec(dict.fromkeys(names, observation), dict.fromkeys(names, action))
+    assert parse_request(serialize_request(Ready(spec))) == Ready(spec)
 
 
 def test_serialize_arrays_of_any_type_are_taken_as_their_bytes() -> None:

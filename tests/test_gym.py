@@ -241,7 +241,7 @@ PARENT = """
 import multiprocessing, time
 import numpy as np
 from envs_server.gym import GymPool
-from seedrl.wire.codec import Welcome
+from seedrl.wire.messages import Welcome
 
 if __name__ == "__main__":
     hangs = {"trouble": "hang", "at": 1}

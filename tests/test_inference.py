@@ -240,7 +240,7 @@ def test_run_new_session_on_same_slots_starts_afresh() -> None:
     old = rig.join([0, 1])
     rig.play(old, pool, steps=3)
     old.alive = False
-    before = rig.slots.core_state(old.slots)
+    before = rig.slots.core_state(old.lease.slots)
     fresh = FakePool(make_job(2), episode_length=100)
     rig.play(rig.join([0, 1]), fresh, steps=5)
 
@@ -434,7 +434,7 @@ def test_run_session_that_explores_draws_with_those_probabilities() -> None:
     model = Telling(num_actions=3)  # certain of itself
     rig = Rig(make_spec(), model, slots=1000)
     session = rig.join(range(1000))
-    rig.seats.explore(session.slots, temperature=None, epsilon=0.6)
+    rig.seats.explore(session.lease.slots, temperature=None, epsilon=0.6)
     (action,) = rig.run(rig.request(session, make_rows(np.ones((1000, 2), np.float32))))
     shares = np.bincount(action, minlength=3) / 1000
     np.testing.assert_allclose(shares, [0.2, 0.6, 0.2], atol=0.05)

@@ -11,7 +11,7 @@ from seedrl.run.context import LEARNER, Context, ContextFile, State
 from seedrl.run.membership import Membership
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import SessionTable
-from seedrl.wire.codec import Hello
+from seedrl.wire.messages import Hello
 
 
 class Rig:

@@ -13,8 +13,10 @@ import pytest
 
 from seedrl.errors import InvalidMessage
 from seedrl.wire import codec
-from seedrl.wire.framing import StepParts, parse, serialize
+from seedrl.wire.framing import parse, serialize
+from seedrl.wire.layout import shared_bytes
 from seedrl.wire.memory import OfferedBuffers, SharedBuffers, open_buffers, this_host
+from seedrl.wire.messages import StepParts
 from tests.fakes import make_spec
 from tests.rig import make_rows
 
@@ -24,7 +26,7 @@ ROOM = 3  # rows of a buffer
 
 @pytest.fixture
 def offered() -> Iterator[OfferedBuffers]:
-    buffers = OfferedBuffers(buffers=2, buffer_bytes=codec.shared_bytes(SPEC, ROOM))
+    buffers = OfferedBuffers(buffers=2, buffer_bytes=shared_bytes(SPEC, ROOM))
     yield buffers
     buffers.close()
 
@@ -99,7 +101,8 @@ def test_open_buffers_refuses_a_file_that_could_shrink(tmp_path: Path, offered: 
 
 def test_open_buffers_works_from_another_process(offered: OfferedBuffers) -> None:
     program = f"""
-from seedrl.wire.memory import Memory, open_buffers
+from seedrl.wire.memory import open_buffers
+from seedrl.wire.messages import Memory
 open_buffers(Memory(*{tuple(offered.offer)!r})).bytes(2, 5)[:] = b"hello"
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -14,9 +14,7 @@ from envs_server import pool as pool_module
 from envs_server.pool import EnvPool, Pool
 from seedrl.errors import ConfigError
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 from tests.fakes import FakePool, make_job, make_spec
 
 ENVS = 4

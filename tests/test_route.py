@@ -2,7 +2,7 @@
 
 from envs_server.route import Route
 from seedrl.config import SecurityConfig
-from seedrl.wire.codec import MAX_REDIRECTS
+from seedrl.wire.messages import MAX_REDIRECTS
 
 HOME, THERE, ELSEWHERE = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"
 

@@ -13,7 +13,7 @@ from seedrl.monitoring.history import History
 from seedrl.monitoring.sampler import CYCLE, Row, Sampler
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import SessionTable
-from seedrl.wire.codec import Hello, Report
+from seedrl.wire.messages import Hello, Report
 from tests.fakes import FakeClock
 
 
@@ -92,7 +92,7 @@ def test_row_cycle_follows_littles_law() -> None:
     """Two groups and 100 requests in 10 s: a cycle takes 200 ms, of which the rest after the round trip is env."""
     scene = Scene()
     scene.serve(100, latency=0.05, hold=0.01, fill=0.02, busy=0.005)
-    scene.session.requests = 100
+    scene.session.traffic.requests = 100
     scene.session.measure(Report(requests=100, round_trip_seconds=100 * 0.08))
     scene.clock.advance(10.0)
     expected = {"env": 0.120, "network": 0.030, "hold": 0.010, "fill": 0.020, "inference": 0.020}
@@ -103,7 +103,7 @@ def test_row_cycle_counts_what_is_unread_while_batches_run_as_inference() -> Non
     scene = Scene()
     scene.serve(100, latency=0.05)
     scene.serving.serving_seconds["forward"] = 7.5  # of 10 s
-    scene.session.requests = 100
+    scene.session.traffic.requests = 100
     scene.session.measure(Report(requests=100, round_trip_seconds=100 * 0.09))
     scene.clock.advance(10.0)
     row = scene.row()

@@ -17,12 +17,13 @@ from seedrl.config import TOKEN_VARIABLE, ActorConfig, CertsConfig, LearnerConfi
 from seedrl.errors import ConfigError, Refused, Unauthenticated
 from seedrl.metrics import REFUSALS, ServingMetrics
 from seedrl.monitoring.doctor import security
-from seedrl.serving.guard import QUIET_SECONDS, TokenGuard, token_in
+from seedrl.serving.guard import TokenGuard, token_in
+from seedrl.serving.refusals import LINES, WINDOW_SECONDS, RefusalLog
 from seedrl.validation import check
 from seedrl.wire.certificates import FILES, run_certs
 from seedrl.wire.channel import Link
+from seedrl.wire.codes import code_of, is_worth_retrying
 from seedrl.wire.security import check_actor_security, check_redirect, exposures, is_local
-from seedrl.wire.status import code_of, is_worth_retrying
 from seedrl.wire.tls import client_credentials, server_credentials
 from seedrl.wire.tokens import Tokens, open_to_others
 from tests.certificates import TOKEN, Certificates
@@ -166,7 +167,7 @@ def test_ranks_that_nobody_could_be_sent_to_are_refused() -> None:
     config = LearnerConfig(listen="0.0.0.0:50051", security=SecurityConfig(allow_insecure=True))
     check(config)
     config.ranks.count = 2
-    with pytest.raises(ConfigError, match=r"listen=0\.0\.0\.0:50051 is no address that ranks .* give ranks.advertise"):
+    with pytest.raises(ConfigError, match=r"listen=0\.0\.0\.0:50051 is not an address .* set ranks.advertise"):
         check(config)
     config.ranks.advertise = "learner-0"
     check(config)
@@ -340,11 +341,11 @@ class FakeContext:
         self.aborted = code, details
 
 
-def test_guard_counts_every_refusal_and_says_it_now_and_then(tmp_path: Path) -> None:
+def test_guard_counts_every_refusal_and_logs_some(tmp_path: Path) -> None:
     """B9: strangers cannot fill the log."""
     said: list[str] = []
     clock, metrics, context = FakeClock(), ServingMetrics(), FakeContext()
-    guard = TokenGuard(Tokens(token_file(tmp_path, NEW)), metrics, said.append, clock)
+    guard = TokenGuard(Tokens(token_file(tmp_path, NEW)), metrics, RefusalLog(said.append, clock))
     for _ in range(100):
         asyncio.run(guard._refuse(None, context))
     assert context.aborted == (
@@ -352,11 +353,11 @@ def test_guard_counts_every_refusal_and_says_it_now_and_then(tmp_path: Path) -> 
         "this learner asks for a token and saw none that is valid; see security.token_file",
     )
     assert metrics.sessions_refused["unauthenticated"] == 100
-    assert len(said) == 1
-    clock.advance(QUIET_SECONDS)
+    assert said == LINES * ["learner: refused ipv4:10.0.0.9:1, which showed no valid token"]
+    clock.advance(WINDOW_SECONDS)
     asyncio.run(guard._refuse(None, context))
-    assert len(said) == 2
-    assert "101 calls" in said[1]
+    assert len(said) == LINES + 1
+    assert said[-1].endswith(f"; {100 - LINES} refusals before it were not logged")
 
 
 def test_refusals_all_have_a_status_and_a_label_and_authentication_is_not_tried_again() -> None:

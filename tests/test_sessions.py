@@ -9,14 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.serving.lease import IN_FLIGHT
 from seedrl.serving.seats import planned_seats
-from seedrl.serving.sessions import IN_FLIGHT, Session, SessionTable, session_seed
-from seedrl.wire.codec import (
-    ControlRequest,
-    Hello,
-    encode_step,
-)
+from seedrl.serving.sessions import Session, SessionTable, session_seed
+from seedrl.wire.codec import encode_step
 from seedrl.wire.framing import serialize
+from seedrl.wire.messages import MAX_MESSAGE_BYTES, ControlRequest, Hello
 from tests.fakes import make_spec
 
 ENVS = 4
@@ -59,8 +57,8 @@ def test_join_gives_each_session_its_own_slots_and_id() -> None:
     table = make_table()
     first, second = table.join(Hello("a"))[0], table.join(Hello("b"))[0]
     assert first.id != second.id
-    assert first.slots.tolist() == [0, 1, 2, 3]
-    assert second.slots.tolist() == [4, 5, 6, 7]
+    assert first.lease.slots.tolist() == [0, 1, 2, 3]
+    assert second.lease.slots.tolist() == [4, 5, 6, 7]
     assert list(table.open.values()) == [first, second]
 
 
@@ -91,10 +89,10 @@ def test_join_after_leave_reuses_slots_under_new_id() -> None:
     second, _ = table.join(Hello("b"))
     table.leave(first)
     third, _ = table.join(Hello("c"))
-    assert third.slots.tolist() == first.slots.tolist()
+    assert third.lease.slots.tolist() == first.lease.slots.tolist()
     assert third.id not in (first.id, second.id)
     assert (first.alive, second.alive, third.alive) == (False, True, True)
-    assert (third.expects == RESET).all()
+    assert (third.lease.expects == RESET).all()
 
 
 def test_leave_twice_frees_slots_once() -> None:
@@ -192,22 +190,19 @@ def test_agree_first_spec_wins_and_others_must_equal_it() -> None:
 
 @pytest.mark.parametrize(
     ("groups", "side", "fits"),
-    [(1, 1023, False), (2, 1023, True), (2, 1024, False)],  # of 2 MiB messages; the last leaves no room for the rest
+    [(1, 32767, False), (2, 32767, True), (2, 32768, False)],  # the last leaves no room for the rest of a message
 )
 def test_agree_group_larger_than_a_message_is_refused(groups: int, side: int, fits: bool) -> None:
     table = make_table(groups=groups)
-    table.config.serving.max_message_mb = 2
     spec = make_spec(shape=(side, 1024), dtype="uint8")
     rows = make_rows(list(range(ENVS // groups)), RESET)
     observation = np.zeros((len(rows.env_id), *spec.observation.shape), np.uint8)
     message = serialize(encode_step(2**64 - 1, rows._replace(observation=observation)))
-    assert (len(message) <= 2 * 2**20) == fits
+    assert (len(message) <= MAX_MESSAGE_BYTES) == fits
     if fits:
         table.agree(spec)
     else:
-        with pytest.raises(
-            Mismatch, match=r"messages may have 2097152; raise serving\.max_message_mb or actors\.groups"
-        ):
+        with pytest.raises(Mismatch, match=r"a message may have 67108864; raise actors\.groups on the learner"):
             table.agree(spec)
     assert table.spec.done() == fits
 
@@ -249,7 +244,7 @@ class Lives(RuleBasedStateMachine):
     def admit(self, data: st.DataObject, ending: int) -> None:
         session = data.draw(st.sampled_from(self.sessions))
         env_id = data.draw(st.lists(st.integers(0, ENVS - 1), min_size=1, max_size=ENVS))
-        rows = make_rows(env_id, [(session.expects[env]) | ending for env in env_id])
+        rows = make_rows(env_id, [(session.lease.expects[env]) | ending for env in env_id])
         busy = {int(env) for owner, waiting in self.waiting if owner is session for env in waiting.env_id}
         if busy & set(env_id):
             with pytest.raises(InvalidMessage, match="in flight"):
@@ -269,11 +264,11 @@ class Lives(RuleBasedStateMachine):
         """In any order, and to the dead as well."""
         session, rows = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
         session.answered(rows)
-        assert not (session.expects[rows.env_id] == IN_FLIGHT).any()
+        assert not (session.lease.expects[rows.env_id] == IN_FLIGHT).any()
 
     @invariant()
     def no_slot_is_leased_twice(self) -> None:
-        leased = [int(slot) for session in self.table.open.values() for slot in session.slots]
+        leased = [int(slot) for session in self.table.open.values() for slot in session.lease.slots]
         assert len(leased) == len(set(leased)) == ENVS * len(self.sessions)
         assert set(leased) <= set(range(self.MAX_SLOTS))
 

@@ -1,6 +1,7 @@
 """What a run goes on from: everything, or only the weights of another run."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.saving import save as save_checkpoint
 from seedrl.run.snapshot import Resumable, initial_weights, load_weights, spec_of
 from seedrl.run.totals import counts_of, restore_counters
-from seedrl.specs import EnvSpec
+from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec, decoded_spec, discrete, encoded_spec
 from tests.builders import LearnerParts, learner_parts, same, weights
 from tests.fakes import TinyModel, make_spec
 
@@ -209,3 +210,24 @@ def test_load_weights_of_another_model_are_refused(tmp_path: Path, spec: EnvSpec
 def test_load_weights_of_a_checkpoint_without_any_are_refused() -> None:
     with pytest.raises(RunDirectoryError, match=r"does not fit this model: .*\s+Missing key"):
         load_weights(TinyModel(make_spec()), Checkpoint({}, {}))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        make_spec((1, 84, 84), "uint8", 6),
+        EnvSpec(
+            {"a": ArraySpec((), "int64", 5), "b/c": ArraySpec((2,), "float32")}, {"x": discrete(2), "y": discrete(3)}
+        ),
+        EnvSpec(ArraySpec((3,), "float32"), ContinuousSpec((-1.0, float("-inf")), (0.1, float("inf")), (2,))),
+    ],
+    ids=["image", "dict", "infinite"],
+)
+def test_spaces_survive_their_plain_json_form(spec: EnvSpec) -> None:
+    assert decoded_spec(json.loads(json.dumps(encoded_spec(spec)))) == spec
+
+
+def test_spaces_in_another_form_are_refused_in_words() -> None:
+    old = {"observation": [{"shape": [4], "dtype": "float32"}], "action": [{"choices": [2]}]}
+    with pytest.raises(RunDirectoryError, match="holds its spaces in a form that this version of seedrl does not read"):
+        spec_of(Checkpoint({}, {"spec": old}))

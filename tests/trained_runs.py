@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import yaml
-from google.protobuf.json_format import MessageToDict
 from torch import nn
 
 from seedrl.config import EnvConfig, LearnerConfig, ModelConfig
@@ -17,9 +16,8 @@ from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import plain
 from seedrl.run.saving import save as save_checkpoint
-from seedrl.specs import EnvSpec
+from seedrl.specs import EnvSpec, encoded_spec
 from seedrl.trained.load import Trained, load_trained
-from seedrl.wire import codec
 from tests.fakes import make_spec
 
 CARTPOLE = make_spec((4,), "float32", num_actions=2)
@@ -41,7 +39,7 @@ def leave_trained(
     (run_dir / "config.yaml").write_text(yaml.safe_dump(plain(config)))
     network = with_means(build_model(config.model, spec.stacked(config.env.frame_stack), seed))
     state: dict[str, Any] = {
-        "spec": MessageToDict(codec.encode_ready(spec).ready),
+        "spec": encoded_spec(spec),
         "serving": {"env_steps": steps},
         "score": score,
     }
@@ -58,6 +56,6 @@ def with_means(model: nn.Module) -> nn.Module:
     """As if it had seen some observations."""
     generator = torch.Generator().manual_seed(3)
     for name, buffer in model.named_buffers():
-        if name.endswith(("mean", "square")):
+        if name.endswith(("mean", "variance")):
             buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
     return model

@@ -7,7 +7,6 @@ from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
 from seedrl.run.context import ContextFile, State
 from seedrl.status import Status
 from seedrl.wire.channel import Link, ask_status
-from seedrl.wire.codec import decode_status
 
 ANSWER_SECONDS = 5.0
 
@@ -21,7 +20,7 @@ def learner_status(config: StatusConfig | DoctorConfig) -> Status:
     """Return the status of a learner. If it does not answer, the error says how its run ended."""
     link = link_to(config)
     try:
-        return decode_status(ask_status(link, ANSWER_SECONDS))
+        return ask_status(link, ANSWER_SECONDS)
     except LearnerLost as error:
         if config.learner:
             raise

@@ -3,17 +3,17 @@
 from seedrl.config import ControlConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.connection import ANSWER_SECONDS, link_to
-from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.channel import ask_control
-from seedrl.wire.codec import ORDERS, ControlRequest, describe_request, encode_control_request
+from seedrl.wire.control import describe_request
+from seedrl.wire.messages import ORDERS, Command, ControlRequest
 
 OPEN = "open"  # an order to the learner itself
 
 
 def run_control(config: ControlConfig) -> None:
     order = order_of(config)
-    answer = ask_control(link_to(config), encode_control_request(order), ANSWER_SECONDS)
-    told = f"{answer.actors} {'actor' if answer.actors == 1 else 'actors'}"
+    actors = ask_control(link_to(config), order, ANSWER_SECONDS)
+    told = f"{actors} {'actor' if actors == 1 else 'actors'}"
     print(f"told {'the learner' if order == ControlRequest(open=True) else told}: {describe_request(order)}")
 
 
@@ -26,9 +26,9 @@ def order_of(config: ControlConfig) -> ControlRequest:
     word = config.do[0] if config.do else ""
     if word == OPEN and config.actor:
         raise ConfigError(f"seedrl control open actor={config.actor}: it is the learner that is open; leave actor= out")
-    command = ORDERS.get(word, pb.Control.COMMAND_UNSPECIFIED)
+    command = ORDERS.get(word, Command.UNSPECIFIED)
     if config.options and not command:
-        command = pb.Control.COMMAND_RESET
+        command = Command.RESET
     order = ControlRequest(
         config.actor, config.temperature, config.epsilon, command, config.options or None, _is_to_open(word, config)
     )
@@ -41,4 +41,4 @@ def _is_to_open(word: str, config: ControlConfig) -> bool | None:
     """Whether the learner takes new actors from now on: not if all of those that it has are to move."""
     if word == OPEN:
         return True
-    return False if ORDERS.get(word) == pb.Control.COMMAND_REDIRECT and not config.actor else None
+    return False if ORDERS.get(word) == Command.REDIRECT and not config.actor else None

@@ -29,7 +29,7 @@ NOT_COMPARED = (
         "device",
         "threads",
     ),
-    *("actors.threads", "actors.max_restarts", "serving.max_message_mb", "serving.shared_memory"),
+    *("actors.threads", "actors.max_restarts", "serving.shared_memory"),
 )
 LARGEST = 1e100  # nothing measured is larger, and plots cannot show what is
 Point = tuple[float, float, float | None]  # env_steps, seconds, return_mean_100

@@ -4,8 +4,9 @@ A learner that hardly ever waits is the limit itself, which is the best case. If
 is too slow, and the part that takes the largest share of that cycle is the bottleneck.
 """
 
-from seedrl.config import LearnerConfig, available_cores, torch_threads
+from seedrl.config import LearnerConfig
 from seedrl.monitoring.sampler import Row
+from seedrl.sizes import available_cores, torch_threads
 from seedrl.status import Verdict
 
 BUSY_ENOUGH = 0.1  # a learner that waits less than this share of its time is the limit

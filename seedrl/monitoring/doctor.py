@@ -13,11 +13,13 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import NamedTuple
 
-from seedrl.config import DoctorConfig, LearnerConfig, available_cores, group_size, is_own, torch_threads
+from seedrl.config import DoctorConfig, LearnerConfig
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.monitoring.connection import learner_status
 from seedrl.monitoring.endpoint import AUTO, Endpoint, address_of, bound
 from seedrl.monitoring.units import mebibytes
+from seedrl.plugins import is_own
+from seedrl.sizes import available_cores, group_size, torch_threads
 from seedrl.specs import EnvSpec
 from seedrl.validation import check
 from seedrl.wire.security import exposures
@@ -79,10 +81,9 @@ def versions() -> Iterator[Finding]:
 
 
 def generated_code() -> Iterator[Finding]:
-    from seedrl.v1 import inference_pb2
+    from seedrl.wire.channel import METHODS
 
-    methods = [method.name for method in inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].methods]
-    yield Finding(True, f"generated code: fits protobuf {version('protobuf')}; {', '.join(methods)}")
+    yield Finding(True, f"generated code: fits protobuf {version('protobuf')}; {', '.join(METHODS)}")
 
 
 def security(config: LearnerConfig) -> Iterator[Finding]:
@@ -133,7 +134,7 @@ def device(config: LearnerConfig) -> Iterator[Finding]:
 def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding]:
     """Create the environment and reset it once, ROM included; append its spaces to `specs`."""
     from envs_server.pool import make_pool
-    from seedrl.wire.codec import Welcome
+    from seedrl.wire.messages import Welcome
 
     env = config.env
     if is_own(env.id):
@@ -153,12 +154,13 @@ def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding
 def messages(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     from seedrl.serving.sessions import check_message_size
     from seedrl.wire.memory import this_host
+    from seedrl.wire.messages import MAX_MESSAGE_BYTES
 
     check_message_size(config, spec)
     size = group_size(config) * spec.row_bytes
     where = "in shared memory on this machine" if config.serving.shared_memory and this_host() else "in messages"
     yield Finding(
-        True, f"messages: {size / 1024:,.0f} KiB a request, {where}; {config.serving.max_message_mb} MiB allowed"
+        True, f"messages: {size / 1024:,.0f} KiB a request, {where}; {MAX_MESSAGE_BYTES // 2**20} MiB allowed"
     )
 
 

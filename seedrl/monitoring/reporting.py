@@ -118,20 +118,21 @@ def trouble(serving: ServingMetrics, learning: LearningMetrics) -> dict[str, int
 
 
 def actor_status(session: Session, policy_version: int, now: float) -> ActorStatus:
-    recent = session.recent
+    reports, traffic = session.reports, session.traffic
+    recent = reports.recent
     busy = recent.wait_seconds + recent.env_seconds
     return ActorStatus(
         name=session.name,
         session=session.id,
         peer=session.peer,
-        transport=session.transport,
-        envs=len(session.slots),
-        steps=session.measured.steps,
-        steps_per_second=recent.steps / session.recent_seconds if session.recent_seconds else 0.0,
+        transport=traffic.transport,
+        envs=len(session.lease.slots),
+        steps=reports.newest.steps,
+        steps_per_second=recent.steps / reports.recent_seconds if reports.recent_seconds else 0.0,
         round_trip_seconds=recent.round_trip_seconds / recent.requests if recent.requests else 0.0,
         wait_fraction=recent.wait_seconds / busy if busy else 0.0,
         policy_lag=0 if session.policy_version is None else max(0, policy_version - session.policy_version),
-        reconnects=session.measured.reconnects,
-        connected_seconds=now - session.joined,
+        reconnects=reports.newest.reconnects,
+        connected_seconds=now - traffic.joined,
         silent_seconds=session.silence,
     )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from seedrl.config import LearnerConfig, group_size
+from seedrl.config import LearnerConfig
 from seedrl.metrics import (
     BATCH_STAGES,
     LEARNER_STAGES,
@@ -20,6 +20,7 @@ from seedrl.metrics import (
 )
 from seedrl.run.stopping import Progress
 from seedrl.serving.sessions import SessionTable
+from seedrl.sizes import group_size
 
 CYCLE = ("env", "network", "hold", "fill", "inference")
 

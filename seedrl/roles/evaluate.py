@@ -28,8 +28,8 @@ from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import write_atomically
 from seedrl.run.snapshot import chosen_checkpoint
 from seedrl.serving.slots import FinishedEpisodes
-from seedrl.v1 import inference_pb2 as pb
 from seedrl.validation import check_eval
+from seedrl.wire.messages import Command
 
 POLL_SECONDS = 0.1
 GOODBYE_SECONDS = 10.0
@@ -194,7 +194,7 @@ def _wait(
 
 def _end(deployment: PolicyServer, actors: list[Process]) -> None:
     try:
-        deployment.close(pb.Control.COMMAND_END, "The evaluation is over")
+        deployment.close(Command.END, "The evaluation is over")
     finally:
         deadline = time.monotonic() + GOODBYE_SECONDS
         while any(actor.poll() is None for actor in actors) and time.monotonic() < deadline:

@@ -13,7 +13,7 @@ import torch
 
 from seedrl import __version__
 from seedrl.actions import Actions
-from seedrl.config import ActorsConfig, LearnerConfig, ServingConfig, torch_threads
+from seedrl.config import ActorsConfig, LearnerConfig, ServingConfig
 from seedrl.device import choose_device
 from seedrl.errors import RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.metrics import ServingMetrics
@@ -31,10 +31,11 @@ from seedrl.serving.seats import GREEDY, ON_POLICY, Seat
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
 from seedrl.serving.slots import FinishedEpisodes
+from seedrl.sizes import torch_threads
 from seedrl.status import Status, Verdict
 from seedrl.store import Store, StoreSizes
-from seedrl.v1 import inference_pb2 as pb
 from seedrl.validation import check
+from seedrl.wire.messages import Command
 
 STOP_SECONDS = 8.0  # for the last batch
 DEPLOYED = 2**31  # among seeds: unlike those of any training
@@ -107,7 +108,7 @@ class PolicyServer:
         load_weights(self._model, checkpoint)
         self.policy.publish(self._model, _version(checkpoint))
 
-    def close(self, command: pb.Control.Command, reason: str) -> None:
+    def close(self, command: Command, reason: str) -> None:
         """Actors are told to leave; what has failed meanwhile is raised."""
         self.stop.ask("done", reason)
         if self.inference.has_begun:
@@ -169,7 +170,6 @@ def settings_of(run: str, envs: int = 0) -> LearnerConfig:
         serving=ServingConfig(
             max_slots=envs,
             max_rows=trained.serving.max_rows,
-            max_message_mb=trained.serving.max_message_mb,
             shared_memory=trained.serving.shared_memory,
         ),
         run_dir=run,

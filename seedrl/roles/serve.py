@@ -13,8 +13,8 @@ from seedrl.roles.policy_server import PolicyServer, settings_of
 from seedrl.run import checkpoint as files
 from seedrl.run.snapshot import chosen_checkpoint
 from seedrl.run.stopping import stop_on_signals
-from seedrl.v1 import inference_pb2 as pb
 from seedrl.validation import check_serve
+from seedrl.wire.messages import Command
 
 LOOK_SECONDS = 0.5
 
@@ -47,7 +47,7 @@ class Serving:
             while not deployment.stop.wait(LOOK_SECONDS):
                 self._look()
         finally:
-            deployment.close(pb.Control.COMMAND_DRAIN, deployment.stop.reason or "The policy is served no longer")
+            deployment.close(Command.DRAIN, deployment.stop.reason or "The policy is served no longer")
             if self._endpoint is not None:
                 self._endpoint.stop()
 

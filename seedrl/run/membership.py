@@ -106,9 +106,9 @@ class Membership:
         return replace(
             before,
             incarnation=self._lives[before.name][1],
-            seen=time.time() - (time.monotonic() - session.heard),
+            seen=time.time() - (time.monotonic() - session.traffic.heard),
             streams_to=LEARNER,
-            slots=len(session.slots),
+            slots=len(session.lease.slots),
         )
 
     def _note_gone(self, context: Context, streaming: dict[str, Session]) -> None:

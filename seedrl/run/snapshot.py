@@ -6,11 +6,10 @@ Knows the parts of the learner, but not the files (checkpoint.py) or when they a
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from google.protobuf.json_format import MessageToDict, ParseDict
 from torch import nn
 
 from seedrl.errors import ConfigError, RunDirectoryError
@@ -18,9 +17,7 @@ from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint, Tensors
 from seedrl.run.saving import best_of
 from seedrl.run.totals import Counts, score_of
-from seedrl.specs import EnvSpec
-from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire import codec
+from seedrl.specs import EnvSpec, decoded_spec, encoded_spec
 
 NEWEST, BEST = "newest", "best"
 
@@ -86,16 +83,12 @@ class Resumable:
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:
     """Return the spaces that a run was trained on."""
-    return decoded_spec(checkpoint.state["spec"])
-
-
-def encoded_spec(spec: EnvSpec) -> dict[str, Any]:
-    """As JSON."""
-    return MessageToDict(codec.encode_ready(spec).ready)
-
-
-def decoded_spec(spec: dict[str, Any]) -> EnvSpec:
-    return codec.decode_ready(ParseDict(spec, pb.Ready()))
+    try:
+        return decoded_spec(checkpoint.state["spec"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunDirectoryError(
+            "the checkpoint holds its spaces in a form that this version of seedrl does not read; start a new run"
+        ) from error
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from seedrl.metrics import LearningMetrics, ServingMetrics, restore_totals, totals_of
 
-COMMON = ("updates", "skipped_updates")  # counters that are the same on all ranks
+SAME_ON_ALL_RANKS = ("updates", "skipped_updates")  # counters that are not summed
 RETURNS_KEPT = 100  # of the last episodes
 
 Counts = dict[str, Any]  # JSON
@@ -29,8 +29,8 @@ def counts_of(serving: ServingMetrics, learning: LearningMetrics) -> Counts:
     }
 
 
-def joined(counts: Sequence[Counts]) -> Counts:
-    """Return the counters of all ranks together: sums, but for updates, and the newest episodes of each rank."""
+def sum_over_ranks(counts: Sequence[Counts]) -> Counts:
+    """Return the counters of all ranks together. Updates are the same on all; each rank has a share of the returns."""
     first = counts[0]
     if len(counts) == 1:
         return first
@@ -38,7 +38,7 @@ def joined(counts: Sequence[Counts]) -> Counts:
         "serving": _sum([each["serving"] for each in counts]),
         "learning": {
             **_sum([each["learning"] for each in counts]),
-            **{name: first["learning"][name] for name in COMMON},
+            **{name: first["learning"][name] for name in SAME_ON_ALL_RANKS},
         },
         **{name: _newest([each[name] for each in counts]) for name in ("returns", "lengths", "eval_returns")},
     }
@@ -53,7 +53,7 @@ def _sum(parts: Sequence[Any]) -> Any:
 
 
 def _newest(lists: Sequence[list[float]]) -> list[float]:
-    """Return the newest values of each list in turns, oldest first as in the lists."""
+    """Return the newest values of all lists, taken in turns; oldest first, as in the lists."""
     turns = zip_longest(*(reversed(each) for each in lists))
     newest = [value for turn in turns for value in turn if value is not None]
     return newest[:RETURNS_KEPT][::-1]
@@ -62,12 +62,12 @@ def _newest(lists: Sequence[list[float]]) -> list[float]:
 def restore_counters(
     counts: Mapping[str, Any], serving: ServingMetrics, learning: LearningMetrics, rank: int = 0
 ) -> None:
-    """Restore the counters before anything counts and while no other thread writes them.
+    """Restore the counters of a checkpoint; call it before anything counts.
 
-    Rank 0 continues the sums of all ranks, and the others only what is common to all: so the sum over ranks is right.
+    Rank 0 gets the counters of all ranks, the others only those that are the same on all: the sum over ranks continues.
     """
     if rank:
-        restore_totals(learning, {name: counts["learning"][name] for name in COMMON})
+        restore_totals(learning, {name: counts["learning"][name] for name in SAME_ON_ALL_RANKS})
         return
     restore_totals(serving, counts["serving"])
     restore_totals(learning, counts["learning"])

@@ -1,6 +1,5 @@
-"""Turns away every call without a valid token, before anything is read or made for it. Knows nothing of sessions."""
+"""Refuses every call without a valid token, before anything is read or made for it. Knows nothing of sessions."""
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -8,29 +7,26 @@ import grpc
 
 from seedrl.errors import Unauthenticated
 from seedrl.metrics import ServingMetrics
+from seedrl.serving.refusals import RefusalLog
 from seedrl.wire.channel import AUTHORIZATION, SCHEME
-from seedrl.wire.status import code_of
+from seedrl.wire.codes import code_of
 from seedrl.wire.tokens import Tokens
 
-QUIET_SECONDS = 60.0  # between two lines about calls that were turned away: strangers must not fill the log
 REFUSAL = Unauthenticated("this learner asks for a token and saw none that is valid; see security.token_file")
 
 
 class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """For every method there is or is not: streams, status, health, reflection. Owned by the server thread."""
+    """Guards every method, known or not: streams, status, health, reflection. Owned by the server thread."""
 
     def __init__(
         self,
         tokens: Tokens,
         metrics: ServingMetrics,
-        say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        log: RefusalLog,
     ) -> None:
         self._tokens = tokens
         self._metrics = metrics
-        self._say = say
-        self._clock = clock
-        self._quiet_until = float("-inf")
+        self._log = log
         # A stream in both directions, whatever was called: it is refused without waiting for a message.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
 
@@ -38,16 +34,12 @@ class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return await continuation(call) if self._tokens.accepts(token_in(call.invocation_metadata)) else self._refusal
 
     async def _refuse(self, _: Any, context: Any) -> None:
-        refused = self._metrics.sessions_refused
-        refused[REFUSAL.reason] += 1
-        count = refused[REFUSAL.reason]
-        if self._clock() >= self._quiet_until:
-            self._quiet_until = self._clock() + QUIET_SECONDS
-            self._say(f"learner: refused {context.peer()}, which showed no valid token; {count:,} calls so far")
+        self._metrics.sessions_refused[REFUSAL.reason] += 1
+        self._log(f"learner: refused {context.peer()}, which showed no valid token")
         await context.abort(code_of(REFUSAL), str(REFUSAL))
 
 
 def token_in(metadata: Any) -> str:
-    """What a call shows; empty for nothing."""
+    """Return the token that a call shows; empty if it shows none."""
     shown = str(dict(metadata or ()).get(AUTHORIZATION, ""))
     return shown.removeprefix(SCHEME) if shown.startswith(SCHEME) else ""

@@ -162,8 +162,8 @@ class Inference:
 
     def release(self, session: Session) -> None:
         """Drop what an ended session has recorded and not handed over; not to be called while `run` runs."""
-        self._full = self._full[~np.isin(self._full, session.slots)]
-        self._claim(session.slots, NOBODY)
+        self._full = self._full[~np.isin(self._full, session.lease.slots)]
+        self._claim(session.lease.slots, NOBODY)
 
     def _claim(self, slots: Indices, session_id: int) -> None:
         taken, rows = self._slots.claim(slots, session_id)

@@ -9,17 +9,19 @@ from concurrent.futures import Future
 import torch
 
 from seedrl.actions import Actions
-from seedrl.config import LearnerConfig, group_size
+from seedrl.config import LearnerConfig
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.serving.balance import Balance
 from seedrl.serving.batch_loop import BatchLoop, Pauses
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Inference
+from seedrl.serving.protocol import SessionProtocol
 from seedrl.serving.seats import Seat
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.serving.slots import FinishedEpisodes, Slots
+from seedrl.sizes import group_size
 from seedrl.specs import EnvSpec
 from seedrl.status import Status
 from seedrl.store import Store
@@ -52,7 +54,8 @@ class InferenceService:
         )
         self.sessions = SessionTable(config, job_seed, plan, check_spec, on_leave=self._release)
         self.balance = Balance(self.sessions)
-        self.server = Server(config, self.sessions, self.balance, self.batcher, metrics, on_failure, say, describe)
+        self.protocol = SessionProtocol(config, self.sessions, self.balance, self.batcher, metrics, say)
+        self.server = Server(config, self.protocol, self.balance, metrics, on_failure, say, describe)
 
     def build(
         self,
@@ -76,7 +79,7 @@ class InferenceService:
             self._metrics,
             generator=generator,
             device=device,
-            answer=self.server.answer,
+            answer=self.protocol.answer,
             on_evaluated=on_evaluated,
         )
         self.batches = BatchLoop(self.batcher, self._inference, self._metrics, self._pauses, may_continue)

@@ -1,4 +1,4 @@
-"""Who is connected and which slots they hold. Knows nothing of gRPC, models or unrolls."""
+"""The open sessions, their leases, traffic and reports. Knows nothing of gRPC, models or unrolls."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,34 +9,63 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import LearnerConfig, group_size
+from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
-from seedrl.rows import ENDED, RESET, Rows
+from seedrl.rows import RESET, Rows
+from seedrl.serving.lease import Lease
 from seedrl.serving.seats import ON_POLICY, Exploration, Seat, Seats
+from seedrl.sizes import group_size
 from seedrl.specs import EnvSpec
-from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire.codec import (
-    ENV_ID,
-    FLAGS,
-    REWARD,
-    ControlRequest,
-    Hello,
-    Report,
-    Welcome,
-    shared_bytes,
-)
+from seedrl.wire.codec import ENV_ID, FLAGS, REWARD
+from seedrl.wire.layout import shared_bytes
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
+from seedrl.wire.messages import MAX_MESSAGE_BYTES, Command, ControlRequest, Hello, Report, Welcome
 
 REPORT_SLACK = 60.0  # seconds by which the two clocks of a session may differ
 MAX_CORES = 1024  # of an actor
 MAX_RECONNECTS = 1_000_000
 
+FRAME_BYTES = 1024  # of a Step, besides its rows
 OTHER_BYTES = ENV_ID.itemsize + REWARD.itemsize + FLAGS.itemsize  # of a row, besides its observation
 
-PAUSES = {pb.Control.COMMAND_PAUSE: True, pb.Control.COMMAND_RESUME: False}  # command → whether it is to pause
+PAUSES = {Command.PAUSE: True, Command.RESUME: False}  # command → whether sessions are paused then
 
-IN_FLIGHT = np.uint8(128)  # a row of the environment waits for its action
-EXPECTED_AFTER = np.array([RESET if flags & ENDED else 0 for flags in range(8)], np.uint8)  # a row with these flags
+
+@dataclass(eq=False, slots=True)
+class Traffic:
+    """The messages of a session: how many there were, and when. Owned by the server thread."""
+
+    requests: int = 0  # admitted so far
+    steps: int = 0  # rows of those
+    unsent: int = 0  # actions that wait in the outbox, because the actor has not read those before
+    transport: str = "message"  # or memory: where the observations of the newest request were
+    joined: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)  # the newest message came
+    answered: float = 0.0  # the newest actions were chosen
+
+
+@dataclass(eq=False, slots=True)
+class Reports:
+    """The measurements that an actor reports. Owned by the server thread."""
+
+    newest: Report = field(default_factory=Report)
+    recent: Report = field(default_factory=Report)  # the difference between the newest report and the one before
+    recent_seconds: float = 0.0  # between those two
+    received: float = 0.0  # when the newest came; 0 for never
+
+    def take(self, report: Report, most: Report, since: float) -> Report:
+        """Take a report; return its difference from the one before. Refuses numbers that cannot be true.
+
+        `most` holds the largest numbers that can be true, `since` is when the session began.
+        """
+        for name in Report._fields:
+            least, seen, limit = getattr(self.newest, name), getattr(report, name), getattr(most, name)
+            if not least <= seen <= limit:
+                raise InvalidMessage(f"report.{name}: expected {least} to {limit}, saw {seen}")
+        before, self.received = self.received or since, time.monotonic()
+        self.newest, self.recent = report, report.since(self.newest)
+        self.recent_seconds = self.received - before
+        return self.recent
 
 
 @dataclass(eq=False, slots=True)
@@ -44,113 +73,68 @@ class Session:
     """The life of one stream. Owned by the server thread."""
 
     id: int
-    name: str
-    slots: NDArray[np.int64]  # [num_envs]  the lease: the slot of each environment
-    expects: NDArray[np.uint8]  # [num_envs]  of its next row: RESET or 0; IN_FLIGHT: none before its action
-    is_paused: bool = False  # it was asked to send no Step
-    in_flight: int = 0  # rows that wait for their actions
-    unsent: int = 0  # actions that wait for the actor to read those before
-    memory: OfferedBuffers | None = None  # shared with the actor
-    busy_buffers: set[int] = field(default_factory=set)  # of that memory: a request in flight uses them
+    hello: Hello
+    lease: Lease
+    peer: str = ""  # the actor's address, as gRPC sees it
+    policy_version: int | None = None  # of the policy that chose its newest actions
+    has_joined: bool = False  # its Ready was accepted
+    is_paused: bool = False  # the actor was asked to send no Step
     alive: bool = True
-    moved_to: str = ""  # the address that it goes on at
-    evicted: Refused | None = None  # why, if the learner ends it on its own account
-    instance: str = ""  # the actor's process; empty if it does not say
-    epoch: int = 0  # of its sessions
-    peer: str = ""  # its address, as gRPC sees it
-    transport: str = "message"  # or memory: where the observations of its newest request were
-    policy_version: int | None = None  # that chose its newest actions
-    requests: int = 0  # admitted so far
-    steps: int = 0  # rows of those
-    joined: float = field(default_factory=time.monotonic)
-    heard: float = field(default_factory=time.monotonic)  # its newest message
-    answered_at: float = 0.0  # when its newest actions went out
-    measured: Report = field(default_factory=Report)  # its newest report
-    recent: Report = field(default_factory=Report)  # what that one added to the one before, in
-    recent_seconds: float = 0.0
-    reported: float = 0.0  # when; 0 for never
+    moved_to: str = ""  # the address that its actor was redirected to
+    evicted: Refused | None = None  # why the learner ends it
+    traffic: Traffic = field(default_factory=Traffic)
+    reports: Reports = field(default_factory=Reports)
+
+    @property
+    def name(self) -> str:
+        return self.hello.name
 
     def admit(self, rows: Rows, buffer: int = 0) -> None:
-        """Checks what no single message shows: one row in flight per environment, resets exactly where they belong."""
-        if buffer:
-            self._use(buffer)
-        expected = self.expects.take(rows.env_id)
-        if (rows.flags & RESET).tobytes() != expected.tobytes():  # bytes: half the time of comparing arrays
-            raise self._complaint(rows)
-        if np.count_nonzero(expected) and rows.reward[expected == RESET].any():
-            raise InvalidMessage("reward: expected 0 on RESET rows, saw something else")
-        self.expects.put(rows.env_id, IN_FLIGHT)
-        self.in_flight += len(rows.env_id)
-        self.requests += 1
-        self.steps += len(rows.env_id)
-        if self.expects.tobytes().count(IN_FLIGHT) != self.in_flight:
-            raise InvalidMessage("env_id: expected each environment once, saw one twice")
+        """Count the rows of a Step. Raises InvalidMessage if they break a rule."""
+        self.lease.admit(rows, buffer)
+        self.traffic.requests += 1
+        self.traffic.steps += len(rows.env_id)
 
     def answered(self, rows: Rows, buffer: int = 0) -> None:
-        self.busy_buffers.discard(buffer)
-        self.expects[rows.env_id] = EXPECTED_AFTER[rows.flags]
-        self.in_flight -= len(rows.env_id)
-        self.answered_at = time.monotonic()
+        self.lease.answered(rows, buffer)
+        self.traffic.answered = time.monotonic()
 
     def expect_reader(self) -> None:
-        """Whoever reads Acts before it steps on has no more actions ahead of it than environments."""
-        if self.unsent > len(self.slots):
+        """Refuse an actor that sends Steps without reading Acts: more actions wait for it than it has environments."""
+        unsent, envs = self.traffic.unsent, len(self.lease.slots)
+        if unsent > envs:
             raise InvalidMessage(
-                f"message: expected no step before acts are read, saw {self.unsent} actions for "
-                f"{len(self.slots)} environments unread"
+                f"message: expected no step before acts are read, saw {unsent} actions for {envs} environments unread"
             )
 
     def owes_since(self) -> float | None:
-        """Since when it could have sent a Step; None while all of its environments wait for actions."""
-        owes = self.in_flight < len(self.slots) and not self.is_paused
-        return max(self.heard, self.answered_at) if owes else None
-
-    def measure(self, measured: Report) -> Report:
-        """Takes a report; returns what is new since the one before. Refuses what cannot be, as it is added up."""
-        now = time.monotonic()
-        new, most = measured.since(self.measured), self._most(now - self.joined + REPORT_SLACK)
-        for name in Report._fields:
-            least, seen, limit = getattr(self.measured, name), getattr(measured, name), getattr(most, name)
-            if not least <= seen <= limit:
-                raise InvalidMessage(f"report.{name}: expected {least} to {limit}, saw {seen}")
-        before = self.reported or self.joined
-        self.reported = now
-        self.measured, self.recent, self.recent_seconds = measured, new, self.reported - before
-        return new
-
-    def _most(self, seconds: float) -> Report:
-        """What an actor can have measured in so many seconds."""
-        return Report(
-            steps=self.steps,
-            env_seconds=seconds,
-            wait_seconds=seconds,
-            requests=self.requests,
-            round_trip_seconds=self.requests * seconds,
-            cpu_seconds=MAX_CORES * seconds,
-            reconnects=MAX_RECONNECTS,
-        )
+        """Return since when the actor could have sent a Step; None while all of its environments wait for actions."""
+        owes_nothing = self.lease.is_all_in_flight or self.is_paused
+        return None if owes_nothing else max(self.traffic.heard, self.traffic.answered)
 
     @property
     def silence(self) -> float:
-        """Seconds in which the actor could have said something and did not."""
-        owes_nothing = not self.requests or self.in_flight == len(self.slots) or self.is_paused
-        return 0.0 if owes_nothing else time.monotonic() - self.heard
+        """The seconds in which the actor could have sent a message and did not."""
+        owes_nothing = not self.traffic.requests or self.lease.is_all_in_flight or self.is_paused
+        return 0.0 if owes_nothing else time.monotonic() - self.traffic.heard
 
-    def _use(self, buffer: int) -> None:
-        if buffer in self.busy_buffers:
-            raise InvalidMessage(f"buffer: expected one with no request in flight, saw {buffer} again")
-        self.busy_buffers.add(buffer)
-        if self.memory is not None:
-            self.memory.close()  # it has been found
+    def measure(self, report: Report) -> Report:
+        """Take a report; return its difference from the one before. Raises InvalidMessage if it cannot be true."""
+        return self.reports.take(report, self._most(), self.traffic.joined)
 
-    def _complaint(self, rows: Rows) -> InvalidMessage:
-        expected = self.expects[rows.env_id]
-        busy = rows.env_id[expected == IN_FLIGHT]
-        if len(busy):
-            return InvalidMessage(f"env_id: expected environments with no row in flight, saw {busy[0]} again")
-        row = int(np.argmax((rows.flags & RESET) != expected))
-        wanted = "RESET" if expected[row] else "no RESET"
-        return InvalidMessage(f"flags: expected {wanted} for environment {rows.env_id[row]}, saw {rows.flags[row]}")
+    def _most(self) -> Report:
+        """Return the largest numbers that a report can have by now."""
+        traffic = self.traffic
+        seconds = time.monotonic() - traffic.joined + REPORT_SLACK
+        return Report(
+            steps=traffic.steps,
+            env_seconds=seconds,
+            wait_seconds=seconds,
+            requests=traffic.requests,
+            round_trip_seconds=traffic.requests * seconds,
+            cpu_seconds=MAX_CORES * seconds,
+            reconnects=MAX_RECONNECTS,
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -172,12 +156,12 @@ class Request:
 
 def check_message_size(config: LearnerConfig, spec: EnvSpec) -> None:
     """Raise Mismatch if the rows of a group do not fit a message."""
-    largest = group_size(config) * (spec.row_bytes + OTHER_BYTES) + 1024
-    limit = config.serving.max_message_mb * 1024 * 1024
-    if largest > limit:
+    rows = group_size(config)
+    largest = rows * (spec.row_bytes + OTHER_BYTES) + FRAME_BYTES
+    if largest > MAX_MESSAGE_BYTES:
         raise Mismatch(
-            f"spaces: of {spec}, a group takes {largest} bytes and messages may have {limit}; "
-            "raise serving.max_message_mb or actors.groups on the learner"
+            f"spaces: {rows} rows of {spec} take {largest} bytes, and a message may have {MAX_MESSAGE_BYTES}; "
+            "raise actors.groups on the learner"
         )
 
 
@@ -198,10 +182,11 @@ class SessionTable:
     job_seed: Callable[[int], int]  # session id → seed of its environments
     plan: Sequence[Seat]  # the seats of each actor's environments
     check_spec: Callable[[EnvSpec], None] = lambda spec: None  # raises Mismatch for spaces that cannot be held
+    on_leave: Callable[[Session], None] = lambda session: None  # called when a session has ended, except at the end
     spec: "Future[EnvSpec]" = field(default_factory=Future)  # resolved by the first Ready
     open: dict[int, Session] = field(default_factory=dict)
-    on_leave: Callable[[Session], None] = lambda session: None  # called when a session has ended
-    is_open: bool = True  # for new sessions; those that are here go on
+    is_open: bool = True  # for new sessions; open ones continue either way
+    is_draining: bool = False  # the learner is about to end
     exploration: Exploration = ON_POLICY  # of sessions to come
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of environments, by actor; "" for all
     seats: Seats = field(init=False)  # of all slots
@@ -213,23 +198,23 @@ class SessionTable:
         self.seats = Seats(slots)
         self._free = list(range(slots))
 
-    def superseded_by(self, greeting: Hello) -> Session | None:
-        """The open session of the same process, if this one is newer. Raises Superseded if it is not."""
+    def superseded_by(self, hello: Hello) -> Session | None:
+        """Return the open session of the same process, if any. Raises Superseded if that one is the newer."""
         for session in self.open.values():
-            if greeting.instance and session.instance == greeting.instance:
-                if greeting.epoch <= session.epoch:
+            if hello.instance and session.hello.instance == hello.instance:
+                epoch = session.hello.epoch
+                if hello.epoch <= epoch:
                     raise Superseded(
-                        f"epoch: expected more than {session.epoch}, which this actor's open session has, "
-                        f"saw {greeting.epoch}"
+                        f"epoch: expected more than {epoch}, which this actor's open session has, saw {hello.epoch}"
                     )
                 return session
         return None
 
-    def join(self, greeting: Hello, peer: str = "") -> tuple[Session, Welcome]:
-        """A new session with a lease of slots, and the job its actor is to run. Raises NoCapacity."""
+    def join(self, hello: Hello, peer: str = "") -> tuple[Session, Welcome]:
+        """Return a new session with a lease of slots, and the Welcome for its actor. Raises NoCapacity."""
         actors = self.config.actors
         if self.config.lockstep and self.open:
-            raise NoCapacity("a lock-step run has one actor, and it is here already; set lockstep=false for more")
+            raise NoCapacity("a lock-step run has one actor, which is connected already; set lockstep=false for more")
         if not self.is_open:
             raise NoCapacity("this endpoint takes no new actors, and no other has room; see seedrl control open")
         if len(self._free) < actors.envs:
@@ -241,44 +226,46 @@ class SessionTable:
         slots, self._free = self._free[: actors.envs], self._free[actors.envs :]
         session = Session(
             id=self._opened,
-            name=greeting.name,
-            instance=greeting.instance,
-            epoch=greeting.epoch,
+            hello=hello,
+            lease=Lease(np.array(slots, np.int64), np.full(actors.envs, RESET, np.uint8)),
             peer=peer,
-            slots=np.array(slots, np.int64),
-            expects=np.full(actors.envs, RESET, np.uint8),
         )
-        self.seats.assign(session.slots, self.plan)
-        self.seats.explore(session.slots, *self.exploration)
+        self.seats.assign(session.lease.slots, self.plan)
+        self.seats.explore(session.lease.slots, *self.exploration)
         self.open[session.id] = session
-        return session, self._job(session)
+        return session, self._welcome(session)
 
     @property
     def recent(self) -> Report:
-        """What the newest reports of all actors add up to."""
-        reports = [session.recent for session in list(self.open.values())]
+        """The sum of what the newest report of each actor added."""
+        reports = [session.reports.recent for session in list(self.open.values())]
         return Report._make(map(sum, zip(Report(), *reports, strict=True)))
 
     def round_trips(self, since: float) -> tuple[int, float]:
-        """How many there were in the reports that came since then, and their seconds, added up."""
-        reports = [session.recent for session in list(self.open.values()) if session.reported >= since]
-        return sum(each.requests for each in reports), sum(each.round_trip_seconds for each in reports)
+        """Return the number and the total seconds of the round trips in the reports that came since then."""
+        reports = [session.reports for session in list(self.open.values())]
+        recent = [each.recent for each in reports if each.received >= since]
+        return sum(each.requests for each in recent), sum(each.round_trip_seconds for each in recent)
 
     @property
     def slots_taken(self) -> int:
         return self.config.serving.max_slots - len(self._free)
 
     def leave(self, session: Session) -> None:
-        """Ends a session: its slots are free from now on."""
+        """End a session and free its slots. Leaving twice changes nothing."""
         if self.open.pop(session.id, None) is not None:
             session.alive = False
-            if session.memory is not None:
-                session.memory.close()
-            self._free.extend(session.slots.tolist())
-            self.on_leave(session)
+            session.lease.close()
+            self._free.extend(session.lease.slots.tolist())
+            if not self.is_draining:  # unfinished unrolls at the end of a run were not lost by a session
+                self.on_leave(session)
+
+    def drain(self) -> None:
+        """Take no new session: the learner is about to end."""
+        self.is_open, self.is_draining = False, True
 
     def concerned_by(self, order: ControlRequest) -> list[Session]:
-        """The sessions that it is about. Raises InvalidMessage if it names an actor that is not here."""
+        """Return the sessions that a request is about. Raises InvalidMessage if its actor is not connected."""
         concerned = [session for session in self.open.values() if order.actor in ("", session.name)]
         if order.actor and not concerned:
             known = ", ".join(sorted({session.name for session in self.open.values()})) or "none"
@@ -286,7 +273,7 @@ class SessionTable:
         return concerned
 
     def obey(self, order: ControlRequest) -> list[Session]:
-        """Notes what people want; returns the sessions that it is about."""
+        """Apply a request; return the sessions that it is about."""
         concerned = self.concerned_by(order)
         if order.open is not None:
             self.is_open = order.open
@@ -295,14 +282,14 @@ class SessionTable:
         if order.options:
             self.options[order.actor] = {**self.options.get(order.actor, {}), **order.options}
         for session in concerned:
-            self.seats.explore(session.slots, order.temperature, order.epsilon)
+            self.seats.explore(session.lease.slots, order.temperature, order.epsilon)
             if order.command in PAUSES:
                 session.is_paused = PAUSES[order.command]
-                session.heard = time.monotonic()
+                session.traffic.heard = time.monotonic()
         return concerned
 
     def agree(self, spec: EnvSpec) -> None:
-        """The first spaces announced become everybody's."""
+        """Take the first spaces announced as those of the run. Raises Mismatch if these differ from them."""
         check_message_size(self.config, spec)
         if not self.spec.done():
             self.check_spec(spec)
@@ -310,15 +297,15 @@ class SessionTable:
         elif self.spec.result() != spec:
             raise Mismatch(f"spaces: this learner trains on {self.spec.result()}; the actor has {spec}")
 
-    def share(self, session: Session, host: str) -> OfferedBuffers | None:
-        """Memory for an actor on this machine; None where there can be none, or where it is not worth it."""
-        size = shared_bytes(self.spec.result(), group_size(self.config))
+    def share(self, session: Session) -> OfferedBuffers | None:
+        """Make memory to share with an actor on this machine; None if it cannot be shared, or is not worth it."""
+        size, host = shared_bytes(self.spec.result(), group_size(self.config)), session.hello.host
         if not self.config.serving.shared_memory or not host or host != this_host() or size < WORTH_BYTES:
             return None
-        session.memory = OfferedBuffers(len(session.slots) // group_size(self.config), size)
-        return session.memory
+        session.lease.memory = OfferedBuffers(len(session.lease.slots) // group_size(self.config), size)
+        return session.lease.memory
 
-    def _job(self, session: Session) -> Welcome:
+    def _welcome(self, session: Session) -> Welcome:
         env, actors = self.config.env, self.config.actors
         return Welcome(
             session_id=session.id,

@@ -62,14 +62,15 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """How the learner and its actors are doing, for people. Tells no weights and no observations.
+        """Describes the learner and its actors, for people. Contains no weights and no observations.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Control(self, request, context):
-        """People steer actors: how they explore, whether they step. Whoever may open a stream may call it.
+        """Steers actors for people: how they explore, whether they step. Every client that may open a stream
+        may call it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""gRPC as both ends use it: options, the client's way to a learner, the one method with our own (de)serializers."""
+"""gRPC as both ends use it: options, the service's methods, a client's link to a learner. Knows nothing of sessions."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,12 +7,18 @@ import grpc
 
 from seedrl.config import SecurityConfig
 from seedrl.errors import ConfigError, LearnerLost, Unauthenticated
+from seedrl.status import Status
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire import framing, tls
+from seedrl.wire import codec, tls
+from seedrl.wire.control import parse_control_response, serialize_control_request
+from seedrl.wire.messages import MAX_MESSAGE_BYTES, ActorMessage, ControlRequest
 from seedrl.wire.security import check_client_security, client_exposures, is_socket
+from seedrl.wire.status import parse_status
 from seedrl.wire.tokens import Tokens
 
-SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+_DESCRIPTOR = pb.DESCRIPTOR.services_by_name["InferenceService"]
+SERVICE = _DESCRIPTOR.full_name
+METHODS = tuple(method.name for method in _DESCRIPTOR.methods)
 
 MIB = 1024 * 1024
 
@@ -32,11 +38,12 @@ _KEEPALIVE: list[tuple[str, Any]] = [
 ]
 
 
-def server_options(max_message_mb: int) -> list[tuple[str, Any]]:
+def server_options() -> list[tuple[str, Any]]:
     return [
         ("grpc.so_reuseport", 0),  # a second learner on the same port must fail, not share it
-        ("grpc.max_receive_message_length", max_message_mb * MIB),
-        ("grpc.max_send_message_length", max_message_mb * MIB),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message must not become a large one
         ("grpc.max_concurrent_streams", 8),  # of one connection; an actor needs one
         ("grpc.max_metadata_size", 4096),
         ("grpc.absolute_max_metadata_size", 8192),
@@ -64,21 +71,16 @@ def client_options() -> list[tuple[str, Any]]:
 def service_handler(
     stream: Callable[[Any, Any], Any], status: Callable[[Any, Any], Any], control: Callable[[Any, Any], Any]
 ) -> Any:
-    """Serves InferenceService."""
+    """Serve InferenceService. `stream` reads and writes records; the other two take and return bytes.
+
+    gRPC hides an exception of a deserializer from everything but a stream, so a ControlRequest is parsed by `control`.
+    """
     methods = {
         "Stream": grpc.stream_stream_rpc_method_handler(
-            stream, request_deserializer=framing.parse, response_serializer=pb.StreamResponse.SerializeToString
+            stream, request_deserializer=codec.parse_request, response_serializer=codec.serialize_response
         ),
-        "Status": grpc.unary_unary_rpc_method_handler(
-            status,
-            request_deserializer=pb.StatusRequest.FromString,
-            response_serializer=pb.StatusResponse.SerializeToString,
-        ),
-        "Control": grpc.unary_unary_rpc_method_handler(
-            control,
-            request_deserializer=pb.ControlRequest.FromString,
-            response_serializer=pb.ControlResponse.SerializeToString,
-        ),
+        "Status": grpc.unary_unary_rpc_method_handler(status),
+        "Control": grpc.unary_unary_rpc_method_handler(control),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -116,41 +118,38 @@ class Link:
             raise Unauthenticated(f"no connection to the learner at {self.address}: {reason}")
 
 
-def open_stream(channel: Any, messages: Iterator[pb.StreamRequest | framing.StepParts], metadata: Metadata = ()) -> Any:
-    """Calls InferenceService.Stream; iterates over what the learner says."""
-    call = channel.stream_stream(
-        f"/{SERVICE}/Stream",
-        request_serializer=framing.serialize,
-        response_deserializer=pb.StreamResponse.FromString,
-    )
+def open_stream(channel: Any, messages: Iterator[ActorMessage], metadata: Metadata = ()) -> Any:
+    """Call InferenceService.Stream. The call iterates over bytes, which `codec.parse_response` reads.
+
+    They are not parsed by gRPC, which would hide the exception.
+    """
+    call = channel.stream_stream(f"/{SERVICE}/Stream", request_serializer=codec.serialize_request)
     return call(messages, metadata=metadata)
 
 
-def ask_status(link: Link, seconds: float) -> pb.StatusResponse:
-    """Calls InferenceService.Status of a learner. Raises LearnerLost if there is no answer in time."""
-    answer: pb.StatusResponse = _ask(link, "Status", pb.StatusRequest(), pb.StatusResponse, seconds)
-    return answer
+def ask_status(link: Link, seconds: float) -> Status:
+    """Call InferenceService.Status of a learner. Raises LearnerLost if no answer comes in time."""
+    return parse_status(_ask(link, "Status", b"", seconds))
 
 
-def ask_control(link: Link, request: pb.ControlRequest, seconds: float) -> pb.ControlResponse:
-    """Calls InferenceService.Control; besides, raises ConfigError for what the learner does not take."""
-    answer: pb.ControlResponse = _ask(link, "Control", request, pb.ControlResponse, seconds)
-    return answer
+def ask_control(link: Link, order: ControlRequest, seconds: float) -> int:
+    """Call InferenceService.Control; return the number of sessions it was about.
+
+    Raises LearnerLost if no answer comes in time, and ConfigError for a request that the learner refuses.
+    """
+    return parse_control_response(_ask(link, "Control", serialize_control_request(order), seconds))
 
 
-def _ask(link: Link, method: str, request: Any, response: Any, seconds: float) -> Any:
+def _ask(link: Link, method: str, request: bytes, seconds: float) -> bytes:
     with link.open() as channel:
-        call = channel.unary_unary(
-            f"/{SERVICE}/{method}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=response.FromString,
-        )
+        call = channel.unary_unary(f"/{SERVICE}/{method}")
         try:
-            return call(request, timeout=seconds, metadata=link.metadata())
+            answer: bytes = call(request, timeout=seconds, metadata=link.metadata())
+            return answer
         except grpc.RpcError as error:
             link.check(error.code(), error.details())
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                raise ConfigError(f"the learner at {link.address} does not take that: {error.details()}") from error
+                raise ConfigError(f"the learner at {link.address} refuses the request: {error.details()}") from error
             raise LearnerLost(
                 f"no learner answers at {link.address} ({error.code().name.lower()}: {error.details()})"
             ) from error

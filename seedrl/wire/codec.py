@@ -1,41 +1,42 @@
-"""numpy ⇄ protobuf: the only builder and the only reader of stream messages. Knows nothing of sessions or torch.
+"""Messages as records ⇄ bytes, and rows ⇄ the blobs of Step and Act. Knows nothing of sessions, gRPC or torch.
 
-Reading never trusts a peer: every length, id and number is checked before it is used, once per message.
+The only builder and the only reader of stream messages. Reading trusts no peer: every length, id and number is checked
+before it is used, once per message.
 """
 
 import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from seedrl.config import modules_of
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
-from seedrl.specs import (
-    DTYPES,
-    MASK,
-    ActionSpec,
-    Arrays,
-    ArraySpec,
-    CategoricalSpec,
-    ContinuousSpec,
-    EnvSpec,
-    as_tree,
-    leaves,
-    names,
-)
-from seedrl.status import ActorStatus, Status, Verdict
+from seedrl.specs import Arrays, EnvSpec, as_tree, leaves
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire.framing import StepParts
-from seedrl.wire.memory import Memory, SharedBuffers
-
-PROTOCOL_VERSION = 3
-MAX_REDIRECTS = 3  # in a row: who has followed so many is served or refused
+from seedrl.wire import framing
+from seedrl.wire.layout import shared_bytes, shared_leaves
+from seedrl.wire.memory import SharedBuffers
+from seedrl.wire.messages import (
+    PROTOCOL_VERSION,
+    Act,
+    ActorMessage,
+    Command,
+    Control,
+    Hello,
+    LearnerMessage,
+    Memory,
+    Ready,
+    Report,
+    StepParts,
+    Welcome,
+)
+from seedrl.wire.spaces import MAX_NAME, decode_spaces, encode_spaces
+from seedrl.wire.text import decode_options, printable
 
 KNOWN_FLAGS = bytes(range(TERMINATED + TRUNCATED + RESET + 1))
 
@@ -44,93 +45,104 @@ UNSIGNED = np.dtype("<u4")
 REWARD = np.dtype("<f4")
 FLAGS = np.dtype("u1")
 
-MAX_NAME = 128
 MAX_ADDRESS = 256
 MAX_INSTANCE = 64
+MAX_HOST = 128
 MAX_REASON = 512
-MAX_RANK = 8
-MAX_LEAVES = 64
-MAX_CHOICES = 65_536  # of all leaves together
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
-# Where a redirect may lead. What gRPC takes for a scheme, which may name a resolver or a proxy, is no host.
+# The addresses that a redirect may name. A word that gRPC takes for a scheme, which may name a resolver or a proxy, is
+# not a host.
 SCHEMES = "dns|ipv4|ipv6|unix|unix-abstract|vsock|xds|google-c2p|google-c2p-experimental"
 ADDRESS = re.compile(
     rf"(\[[0-9a-fA-F:.]+\]|(?!({SCHEMES}):)[A-Za-z0-9._-]+):[0-9]{{1,5}}|unix:/[^\s?#%]+", re.IGNORECASE
 )
-ALIGNED = 64  # bytes: where a leaf may begin in shared memory
 
 
-class Hello(NamedTuple):
-    """Who an actor says it is. Explained in the protocol."""
-
-    name: str
-    host: str = ""
-    instance: str = ""
-    epoch: int = 0
-    env_failure: str = ""
-    redirects: int = 0
+# Whole messages.
 
 
-class Report(NamedTuple):
-    """What an actor has measured since its session began. Explained in the protocol."""
-
-    steps: int = 0
-    env_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    requests: int = 0
-    round_trip_seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    reconnects: int = 0
-
-    def since(self, before: "Report") -> "Report":
-        """What was added to an earlier one."""
-        return Report._make(now - then for now, then in zip(self, before, strict=True))
+def serialize_request(message: ActorMessage) -> bytes:
+    """Return the bytes of a message of the actor."""
+    if isinstance(message, StepParts):
+        return framing.serialize(message)
+    if isinstance(message, Report):
+        return encode_report(message).SerializeToString()
+    request = encode_ready(message.spec) if isinstance(message, Ready) else encode_hello(message)
+    return request.SerializeToString()
 
 
-class Welcome(NamedTuple):
-    """What a Welcome tells an actor to run."""
-
-    session_id: int
-    env_id: str
-    options: dict[str, Any]
-    keep: list[int]
-    num_envs: int
-    group_size: int
-    seed: int
-    processes: bool = False
-    wrappers: Sequence[str] = ()
-
-    @property
-    def modules(self) -> list[str]:
-        """Python modules that it asks to import."""
-        return modules_of(self.env_id, self.wrappers)
+def parse_request(data: bytes) -> ActorMessage:
+    """Return a message of the actor. Raises InvalidMessage or Mismatch naming what is wrong."""
+    message = framing.parse(data)
+    if isinstance(message, StepParts):
+        return message
+    kind = message.WhichOneof("message")
+    if kind == "report":
+        return decode_report(message.report)
+    if kind == "hello":
+        return decode_hello(message.hello)
+    if kind == "ready":
+        return Ready(decode_spaces(message.ready))
+    raise InvalidMessage("message: expected hello, ready, step or report, saw none of them")
 
 
-def encode_hello(greeting: Hello) -> pb.StreamRequest:
+def serialize_response(message: LearnerMessage) -> bytes:
+    """Return the bytes of a message of the learner."""
+    return encode_response(message).SerializeToString()
+
+
+def encode_response(message: LearnerMessage) -> pb.StreamResponse:
+    if isinstance(message, Act):
+        return pb.StreamResponse(act=pb.Act(request_id=message.request_id, action=message.action))
+    if isinstance(message, Control):
+        return pb.StreamResponse(control=pb.Control(**message._asdict()))
+    return encode_welcome(message) if isinstance(message, Welcome) else encode_memory(message)
+
+
+def parse_response(data: bytes) -> LearnerMessage | None:
+    """Return a message of the learner; None for one of a kind that is not known. Raises InvalidMessage or Mismatch."""
+    try:
+        message = pb.StreamResponse.FromString(data)
+    except DecodeError as error:
+        raise InvalidMessage("message: expected a StreamResponse, saw other bytes") from error
+    kind = message.WhichOneof("message")
+    if kind == "act":
+        return Act(list(message.act.request_id), list(message.act.action))
+    if kind == "control":
+        return decode_control(message.control)
+    if kind == "welcome":
+        return decode_welcome(message.welcome)
+    return decode_memory(message.memory) if kind == "memory" else None
+
+
+# Their fields.
+
+
+def encode_hello(hello: Hello) -> pb.StreamRequest:
     return pb.StreamRequest(
         hello=pb.Hello(
             protocol_version=PROTOCOL_VERSION,
-            actor_name=greeting.name,
-            host=greeting.host,
-            instance=greeting.instance,
-            epoch=greeting.epoch,
-            env_failure=greeting.env_failure,
-            redirects=greeting.redirects,
+            actor_name=hello.name[:MAX_NAME],
+            host=hello.host,
+            instance=hello.instance,
+            epoch=hello.epoch,
+            env_failure=hello.env_failure[:MAX_REASON],
+            redirects=hello.redirects,
         )
     )
 
 
 def decode_hello(hello: pb.Hello) -> Hello:
-    """Words for people are shortened and made printable: they end up in logs and terminals."""
+    """Return the record. Texts for people are shortened and made printable: they end up in logs and terminals."""
     _expect_version(hello.protocol_version, us="this learner", them="the actor")
-    if len(hello.instance) > MAX_INSTANCE:
-        raise InvalidMessage(f"instance: expected at most {MAX_INSTANCE} characters, saw {len(hello.instance)}")
+    for field, limit in (("instance", MAX_INSTANCE), ("host", MAX_HOST)):
+        if len(getattr(hello, field)) > limit:
+            raise InvalidMessage(f"{field}: expected at most {limit} characters, saw {len(getattr(hello, field))}")
     return Hello(
-        name=_printable(hello.actor_name, MAX_NAME),
+        name=printable(hello.actor_name, MAX_NAME),
         host=hello.host,
         instance=hello.instance,
         epoch=hello.epoch,
-        env_failure=_printable(hello.env_failure, MAX_REASON),
+        env_failure=printable(hello.env_failure, MAX_REASON),
         redirects=hello.redirects,
     )
 
@@ -157,7 +169,7 @@ def encode_welcome(job: Welcome) -> pb.StreamResponse:
 
 def decode_welcome(welcome: pb.Welcome) -> Welcome:
     _expect_version(welcome.protocol_version, us="this actor", them="the learner")
-    options = _decode_options("env.options_json", welcome.env.options_json)
+    options = decode_options("env.options_json", welcome.env.options_json)
     if welcome.num_envs < 1:
         raise InvalidMessage(f"num_envs: expected at least 1, saw {welcome.num_envs}")
     if welcome.group_size < 1 or welcome.num_envs % welcome.group_size:
@@ -176,85 +188,7 @@ def decode_welcome(welcome: pb.Welcome) -> Welcome:
 
 
 def encode_ready(spec: EnvSpec) -> pb.StreamRequest:
-    observation = [
-        pb.Array(name=name, shape=leaf.shape, dtype=leaf.dtype, values=leaf.values)
-        for name, leaf in zip(names(spec.observation), spec.observations, strict=True)
-    ]
-    action = [_encode_action(*named) for named in zip(names(spec.action), spec.actions, strict=True)]
-    return pb.StreamRequest(ready=pb.Ready(observation=observation, action=action))
-
-
-def _encode_action(name: str, leaf: ActionSpec) -> pb.Action:
-    if isinstance(leaf, CategoricalSpec):
-        return pb.Action(name=name, shape=leaf.shape, choices=leaf.sizes)
-    return pb.Action(name=name, shape=leaf.shape, low=leaf.low, high=leaf.high)
-
-
-def decode_ready(ready: pb.Ready) -> EnvSpec:
-    spec = EnvSpec(
-        _tree("observation", ready.observation, _decode_array),
-        _tree("action", ready.action, _decode_action),
-    )
-    choices = sum(leaf.policy_size for leaf in spec.actions if isinstance(leaf, CategoricalSpec))
-    if spec.policy_size > MAX_CHOICES:
-        raise InvalidMessage(f"action: expected at most {MAX_CHOICES} choices, saw {spec.policy_size}")
-    if spec.mask is not None:
-        _expect_mask(spec, choices)
-    return spec
-
-
-def _tree(field: str, messages: Sequence[Any], decode: Any) -> Any:
-    """The leaves as a tree: a plain one if there is one without a name."""
-    if not 1 <= len(messages) <= MAX_LEAVES:
-        raise InvalidMessage(f"{field}: expected 1 to {MAX_LEAVES} leaves, saw {len(messages)}")
-    found = [message.name for message in messages]
-    if found == [""]:
-        return decode(field, messages[0])
-    for name in found:
-        if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-            raise InvalidMessage(f"{field}.name: expected 1 to {MAX_NAME} printable characters, saw {name[:32]!r}")
-    if found != sorted(set(found)):
-        raise InvalidMessage(f"{field}.name: expected names in order, each once, saw {' '.join(found)[:256]}")
-    return {message.name: decode(field, message) for message in messages}
-
-
-def _decode_array(field: str, array: pb.Array) -> ArraySpec:
-    shape = _decode_shape(field, array.shape)
-    if array.dtype not in DTYPES:
-        raise InvalidMessage(f"{field}.dtype: expected one of {', '.join(DTYPES)}, saw {array.dtype[:32]!r}")
-    if array.values > MAX_CHOICES or (array.values and np.dtype(array.dtype).kind not in "iu"):
-        raise InvalidMessage(f"{field}.values: expected at most {MAX_CHOICES}, of integers, saw {array.values}")
-    return ArraySpec(shape, array.dtype, array.values)
-
-
-def _decode_action(field: str, action: pb.Action) -> ActionSpec:
-    shape = _decode_shape(field, action.shape)
-    count = math.prod(shape)
-    if action.choices:
-        if len(action.choices) != count or not 2 <= min(action.choices) <= max(action.choices) <= MAX_CHOICES:
-            raise InvalidMessage(
-                f"{field}.choices: expected {count} of 2 to {MAX_CHOICES}, saw {list(action.choices[:8])}"
-            )
-        return CategoricalSpec(tuple(action.choices), shape)
-    low, high = tuple(action.low), tuple(action.high)
-    if not len(low) == len(high) == count or not all(map(float.__lt__, low, high)):
-        raise InvalidMessage(
-            f"{field}.low, high: expected {count} each, low below high, saw {list(low[:8])} and {list(high[:8])}"
-        )
-    return ContinuousSpec(low, high, shape)
-
-
-def _decode_shape(field: str, shape: Sequence[int]) -> tuple[int, ...]:
-    if len(shape) > MAX_RANK or 0 in shape:
-        raise InvalidMessage(f"{field}.shape: expected up to {MAX_RANK} positive sizes, saw {list(shape[:10])}")
-    return tuple(shape)
-
-
-def _expect_mask(spec: EnvSpec, choices: int) -> None:
-    """A mask has one entry for each choice, in the order of the leaves of an action."""
-    leaf = spec.observation[spec.mask] if isinstance(spec.observation, dict) and spec.mask else None
-    if leaf is None or math.prod(leaf.shape) != choices or np.dtype(leaf.dtype).kind not in "biu":
-        raise InvalidMessage(f"observation.{MASK}: expected {choices} integers, one for each choice, saw {leaf}")
+    return pb.StreamRequest(ready=encode_spaces(spec))
 
 
 def encode_memory(offer: Memory) -> pb.StreamResponse:
@@ -265,8 +199,39 @@ def decode_memory(memory: pb.Memory) -> Memory:
     return Memory(memory.path, memory.token, memory.buffers, memory.buffer_bytes)
 
 
+def decode_control(control: pb.Control) -> Control:
+    """Return the command; a REDIRECT needs an address. Whether the actor may go there is for the actor to decide."""
+    command, address = int(control.command), control.address
+    is_address = len(address) <= MAX_ADDRESS and ADDRESS.fullmatch(address)
+    if command == Command.REDIRECT and not is_address:
+        raise InvalidMessage(f"address: expected HOST:PORT or unix:PATH, saw {address[:64]!r}")
+    return Control(Command(command) if command in list(Command) else Command.UNSPECIFIED, control.reason, address)
+
+
+def encode_report(measured: Report) -> pb.StreamRequest:
+    return pb.StreamRequest(report=pb.Report(**measured._asdict()))
+
+
+def decode_report(report: pb.Report) -> Report:
+    measured = Report(*(getattr(report, name) for name in Report._fields))
+    for name, value in measured._asdict().items():
+        if not (math.isfinite(value) and value >= 0):
+            raise InvalidMessage(f"{name}: expected a number that is not negative, saw {value}")
+    return measured
+
+
+def _expect_version(seen: int, us: str, them: str) -> None:
+    if seen != PROTOCOL_VERSION:
+        raise Mismatch(
+            f"protocol_version: {us} speaks {PROTOCOL_VERSION}, {them} {seen}; install the same seedrl on both"
+        )
+
+
+# Rows.
+
+
 def encode_step(request_id: int, rows: Rows, buffer: int = 0) -> StepParts:
-    """A Step; its observations are left out if they are in a shared buffer."""
+    """Return a Step. Its observations are left out if they are in a shared buffer."""
     return StepParts(
         request_id=request_id,
         env_id=np.ascontiguousarray(rows.env_id, ENV_ID),
@@ -278,7 +243,7 @@ def encode_step(request_id: int, rows: Rows, buffer: int = 0) -> StepParts:
 
 
 def decode_step(step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuffers | None = None) -> Rows:
-    """The rows of a Step, as views of its blobs. Raises InvalidMessage or NotGranted naming what is wrong."""
+    """Return the rows of a Step, as views of its blobs. Raises InvalidMessage or NotGranted naming what is wrong."""
     _, env_id, observation, reward, flags, buffer = step
     n = len(flags)
     if not 1 <= n <= num_envs:
@@ -294,7 +259,7 @@ def decode_step(step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuf
         reward=np.frombuffer(reward, REWARD),
         flags=np.frombuffer(flags, FLAGS),
     )
-    if np.maximum.reduce(np.frombuffer(env_id, UNSIGNED)) >= num_envs:  # so negative ids are large ones
+    if np.maximum.reduce(np.frombuffer(env_id, UNSIGNED)) >= num_envs:  # negative ids are large unsigned numbers
         wrong = rows.env_id[(rows.env_id < 0) | (rows.env_id >= num_envs)][0]
         raise NotGranted(f"env_id: expected 0 to {num_envs - 1}, saw {wrong}")
     if unknown := bytes(flags).translate(None, delete=KNOWN_FLAGS):
@@ -316,17 +281,19 @@ def _decode_observation(blobs: Sequence[Any], spec: EnvSpec, n: int) -> Arrays:
         if values.dtype.kind == "f":
             _expect_finite("observation", values)
         if leaf.values and not 0 <= values.min() <= values.max() < leaf.values:
-            raise InvalidMessage(f"observation: expected categories below {leaf.values}, saw {values.max()}")
+            wrong = values.min() if values.min() < 0 else values.max()
+            raise InvalidMessage(f"observation: expected categories 0 to {leaf.values - 1}, saw {wrong}")
         found.append(values)
     return as_tree(spec.observation, found)
 
 
-def encode_act(request_ids: Sequence[int], action: Arrays) -> pb.StreamResponse:
-    return pb.StreamResponse(act=pb.Act(request_id=request_ids, action=[leaf.tobytes() for leaf in leaves(action)]))
+def encode_act(request_id: Sequence[int], action: Arrays) -> Act:
+    """Return the Act with the actions of all rows of these Steps, in their order."""
+    return Act(request_id, [leaf.tobytes() for leaf in leaves(action)])
 
 
-def decode_act(act: pb.Act, spec: EnvSpec, rows: int) -> Arrays:
-    """The actions of all Steps it answers, which have so many rows together."""
+def decode_act(act: Act, spec: EnvSpec, rows: int) -> Arrays:
+    """Return the actions of all Steps that an Act answers, which have this many rows together."""
     expected = spec.actions
     if len(act.action) != len(expected):
         raise InvalidMessage(f"action: expected {len(expected)} blobs, one of each leaf, saw {len(act.action)}")
@@ -339,184 +306,8 @@ def decode_act(act: pb.Act, spec: EnvSpec, rows: int) -> Arrays:
     return as_tree(spec.action, found)
 
 
-def encode_control(command: pb.Control.Command, reason: str) -> pb.StreamResponse:
-    return pb.StreamResponse(control=pb.Control(command=command, reason=reason))
-
-
-def encode_redirect(address: str, reason: str) -> pb.StreamResponse:
-    return pb.StreamResponse(control=pb.Control(command=pb.Control.COMMAND_REDIRECT, reason=reason, address=address))
-
-
-def decode_redirect(control: pb.Control) -> str:
-    """Where to go, if it is an address at all. Whether an actor may go there is its own to say."""
-    if len(control.address) > MAX_ADDRESS or not ADDRESS.fullmatch(control.address):
-        raise InvalidMessage(f"address: expected HOST:PORT or unix:PATH, saw {control.address[:64]!r}")
-    return control.address
-
-
-class ControlRequest(NamedTuple):
-    """What people want of an actor, or of all. Explained in the protocol."""
-
-    actor: str = ""
-    temperature: float | None = None
-    epsilon: float | None = None
-    command: "pb.Control.Command" = pb.Control.COMMAND_UNSPECIFIED
-    options: dict[str, Any] | None = None
-    open: bool | None = None
-
-
-ORDERS = {
-    "pause": pb.Control.COMMAND_PAUSE,
-    "resume": pb.Control.COMMAND_RESUME,
-    "reset": pb.Control.COMMAND_RESET,
-    "drain": pb.Control.COMMAND_END,
-    "move": pb.Control.COMMAND_REDIRECT,
-}
-
-
-def encode_control_request(order: ControlRequest) -> pb.ControlRequest:
-    request = pb.ControlRequest(
-        actor=order.actor,
-        temperature=order.temperature,
-        epsilon=order.epsilon,
-        command=order.command,
-        options_json=json.dumps(order.options) if order.options else "",
-    )
-    if order.open is not None:
-        request.open = order.open
-    return request
-
-
-def decode_control_request(request: pb.ControlRequest) -> ControlRequest:
-    temperature = request.temperature if request.HasField("temperature") else None
-    epsilon = request.epsilon if request.HasField("epsilon") else None
-    if temperature is not None and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
-        raise InvalidMessage(f"temperature: expected {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, saw {temperature}")
-    if epsilon is not None and not 0 <= epsilon <= 1:
-        raise InvalidMessage(f"epsilon: expected 0 to 1, saw {epsilon}")
-    if request.command not in (pb.Control.COMMAND_UNSPECIFIED, *ORDERS.values()):
-        raise InvalidMessage(f"command: expected one of {', '.join(ORDERS)}, saw {request.command}")
-    options = _decode_options("options_json", request.options_json) or None
-    is_open = request.open if request.HasField("open") else None
-    order = ControlRequest(request.actor, temperature, epsilon, request.command, options, is_open)
-    if order == ControlRequest(request.actor):
-        raise InvalidMessage("message: expected something to do, saw nothing")
-    return order
-
-
-def describe_request(order: ControlRequest) -> str:
-    """An order, for people."""
-    names = {command: name for name, command in ORDERS.items()}
-    wanted = {
-        "temperature": order.temperature,
-        "epsilon": order.epsilon,
-        "options": _printable(json.dumps(order.options), MAX_REASON) if order.options else None,
-    }
-    words = [f"{name}={value}" for name, value in wanted.items() if value is not None]
-    words += [names[order.command]] if order.command else []
-    words += [] if order.open is None else ["open" if order.open else "take no new ones"]
-    return ", ".join(words)
-
-
-def _decode_options(field: str, text: str) -> dict[str, Any]:
-    try:
-        options = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidMessage(f"{field}: expected JSON, saw {text[:32]!r}") from error
-    if not isinstance(options, dict):
-        raise InvalidMessage(f"{field}: expected an object, saw {type(options).__name__}")
-    return options
-
-
-def encode_report(measured: Report) -> pb.StreamRequest:
-    return pb.StreamRequest(report=pb.Report(**measured._asdict()))
-
-
-def decode_report(report: pb.Report) -> Report:
-    measured = Report(*(getattr(report, name) for name in Report._fields))
-    for name, value in measured._asdict().items():
-        if not (math.isfinite(value) and value >= 0):
-            raise InvalidMessage(f"{name}: expected a number that is not negative, saw {value}")
-    return measured
-
-
-def encode_status(status: Status) -> pb.StatusResponse:
-    return pb.StatusResponse(
-        state=status.state,
-        version=status.version,
-        env_id=status.env,
-        device=status.device,
-        run_dir=status.run_dir,
-        address=status.address,
-        metrics_address=status.metrics_address,
-        goal_env_steps=status.goal_env_steps,
-        goal_return=status.goal_return,
-        row=status.row,
-        verdict=pb.Verdict(**asdict(status.verdict)),
-        trouble=status.trouble,
-        actors=[pb.ActorStatus(**asdict(actor)) for actor in status.actors],
-        rank=status.rank,
-        ranks=status.ranks,
-        node=status.node,
-    )
-
-
-def decode_status(status: pb.StatusResponse) -> Status:
-    return Status(
-        state=status.state,
-        version=status.version,
-        env=status.env_id,
-        device=status.device,
-        run_dir=status.run_dir,
-        address=status.address,
-        metrics_address=status.metrics_address,
-        goal_env_steps=status.goal_env_steps,
-        goal_return=status.goal_return if status.HasField("goal_return") else None,
-        row=dict(status.row),
-        verdict=Verdict(status.verdict.bottleneck, status.verdict.evidence, status.verdict.change),
-        trouble=dict(status.trouble),
-        actors=[
-            ActorStatus(**{each.name: getattr(actor, each.name) for each in fields(ActorStatus)})
-            for actor in status.actors
-        ],
-        rank=status.rank,
-        ranks=status.ranks,
-        node=status.node,
-    )
-
-
-def _expect_version(seen: int, us: str, them: str) -> None:
-    if seen != PROTOCOL_VERSION:
-        raise Mismatch(
-            f"protocol_version: {us} speaks {PROTOCOL_VERSION}, {them} {seen}; install the same seedrl on both"
-        )
-
-
-def _printable(text: str, length: int) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text[:length])
-
-
-def shared_bytes(spec: EnvSpec, n: int) -> int:
-    """That the observations of n rows take in shared memory."""
-    *_, last = _places(spec, n)
-    return int(last.stop)
-
-
-def shared_leaves(buffer: memoryview, spec: EnvSpec, n: int) -> list[memoryview]:
-    """Where each leaf of n rows is in shared memory."""
-    return [buffer[place] for place in _places(spec, n)]
-
-
-def _places(spec: EnvSpec, n: int) -> list[slice]:
-    places, at = [], 0
-    for leaf in spec.observations:
-        places.append(slice(at, at + n * leaf.nbytes))
-        at = -(-places[-1].stop // ALIGNED) * ALIGNED
-    return places
-
-
 def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | None, n: int) -> list[memoryview]:
-    """The bytes of n rows in the buffer that a Step names."""
+    """Return the bytes of n rows in the buffer that a Step names."""
     if memory is None or not step.buffer <= memory.count:
         raise InvalidMessage(f"buffer: expected 0 to {memory.count if memory else 0}, saw {step.buffer}")
     if len(step.observation):
@@ -527,7 +318,7 @@ def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | 
             f"flags: expected rows of {memory.buffer_bytes} bytes in a buffer, saw {n} of {size} bytes"
         )
     found = shared_leaves(memory.bytes(step.buffer, size), spec, n)
-    # What is checked is copied first: the peer could change it after the look.
+    # Bytes that are checked are copied first: the peer could change them after the check.
     return [
         memoryview(blob.tobytes()) if leaf.values or np.dtype(leaf.dtype).kind == "f" else blob
         for blob, leaf in zip(found, spec.observations, strict=True)
@@ -535,7 +326,7 @@ def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | 
 
 
 def _expect_finite(field: str, values: NDArray[Any]) -> None:
-    # A sum of squares is finite unless a number is not, or it overflows; only then is the slow, exact look needed.
+    # A sum of squares is finite unless a number is not, or it overflows; only then is the slow, exact check needed.
     if not math.isfinite(np.vdot(values, values)) and not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0][0])
         raise InvalidMessage(f"{field}: expected finite numbers, saw NaN or infinity in row {row}")

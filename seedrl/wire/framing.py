@@ -2,19 +2,25 @@
 
 The observations of 64 Atari games are half a megabyte. The generated code copies them into a message and again into
 bytes; `serialize` joins the parts once. The generated code copies them out of bytes into a message and again for every
-read of the field; `parse` leaves them where gRPC put them and points there. What is written equals what the generated
-code writes, and whatever is not a plain Step is left to the generated code (tests/test_framing.py).
+read of the field; `parse` leaves them where gRPC put them and points there. `serialize` writes the same bytes as the
+generated code, which reads every message that is not a plain Step (tests/test_framing.py).
+
+The generated code takes a hundred times the memory of a message that has many empty parts, and seconds for it. So a
+plain Step has a bounded number of parts, and every other message a bounded size, before anything is made of it.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from seedrl.errors import InvalidMessage
 from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire.messages import StepParts
 
 VARINT, BYTES = 0, 2  # wire types
+MAX_LEAVES = 64  # of an observation, and of an action
+MAX_BYTES = 16 * 1024  # of a message that is neither a plain Step nor Ready
+MAX_READY_BYTES = 320 * 1024  # 64 leaves with names, and the bounds of as many numbers as a policy may have
 
 
 def _tag(message: Any, field: str, wire_type: int) -> int:
@@ -23,25 +29,15 @@ def _tag(message: Any, field: str, wire_type: int) -> int:
 
 
 STEP = _tag(pb.StreamRequest, "step", BYTES)
+READY = _tag(pb.StreamRequest, "ready", BYTES)
 NUMBERS = {_tag(pb.Step, name, VARINT): name for name in ("request_id", "buffer")}
 BLOBS = {_tag(pb.Step, name, BYTES): name for name in ("env_id", "observation", "reward", "flags")}
 OBSERVATION = _tag(pb.Step, "observation", BYTES)  # one of each leaf
 FIELDS = sorted({**NUMBERS, **BLOBS}.items())  # the order in which they are written
 
 
-class StepParts(NamedTuple):
-    """A Step as its blobs: arrays when written, views of the message when read."""
-
-    request_id: int
-    env_id: Any
-    observation: Sequence[Any]  # of each leaf
-    reward: Any
-    flags: Any
-    buffer: int = 0
-
-
 def serialize(message: pb.StreamRequest | StepParts) -> bytes:
-    """What goes over the wire for a message of the actor."""
+    """Return the bytes of a message of the actor."""
     if not isinstance(message, StepParts):
         return message.SerializeToString()
     body: list[Any] = []
@@ -58,14 +54,19 @@ def serialize(message: pb.StreamRequest | StepParts) -> bytes:
 
 
 def parse(data: bytes) -> pb.StreamRequest | StepParts:
-    """A message of the actor; a Step always as its parts. Raises InvalidMessage for bytes that are none."""
+    """Return a message of the actor; a Step always as its parts. Raises InvalidMessage for other or too many bytes."""
     parts = _plain_step(data)
     if parts is not None:
         return parts
+    limit = MAX_READY_BYTES if data[:1] == bytes([READY]) else MAX_BYTES
+    if len(data) > limit:
+        raise InvalidMessage(
+            f"message: expected at most {limit} bytes unless it is a Step with every field once, saw {len(data)}"
+        )
     try:
         message = pb.StreamRequest.FromString(data)
     except DecodeError as error:
-        raise InvalidMessage("message: expected a StreamRequest, saw bytes that are none") from error
+        raise InvalidMessage("message: expected a StreamRequest, saw other bytes") from error
     if message.WhichOneof("message") != "step":
         return message
     step = message.step
@@ -73,7 +74,7 @@ def parse(data: bytes) -> pb.StreamRequest | StepParts:
 
 
 def _plain_step(data: bytes) -> StepParts | None:
-    """A Step and nothing else, every field but observations at most once; None for anything else, however valid."""
+    """Return the parts of a Step that has every field but observations at most once; None for any other message."""
     try:
         tag, at = _read_varint(data, 0)
         size, at = _read_varint(data, at)
@@ -91,6 +92,8 @@ def _plain_step(data: bytes) -> StepParts | None:
                 blob = view[at : at + value]
                 at += value
                 if tag == OBSERVATION:
+                    if len(observation) == MAX_LEAVES:
+                        raise InvalidMessage(f"observation: expected at most {MAX_LEAVES} blobs, saw more")
                     observation.append(blob)
                 else:
                     fields[BLOBS[tag]] = blob

@@ -10,7 +10,8 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import NamedTuple
+
+from seedrl.wire.messages import Memory
 
 try:
     import fcntl
@@ -24,15 +25,6 @@ WORTH_BYTES = 16 * 1024  # of a request: smaller ones cost no more inside the me
 TOKEN_BYTES = 16
 PAGE = mmap.PAGESIZE
 _PATH = re.compile(r"/proc/\d+/fd/\d+")
-
-
-class Memory(NamedTuple):
-    """How an actor finds the memory."""
-
-    path: str
-    token: bytes  # what the memory begins with: proof that it is this one
-    buffers: int
-    buffer_bytes: int
 
 
 class SharedBuffers:

@@ -1,42 +1,53 @@
-"""Errors ⇄ gRPC status codes: the one place where they meet."""
+"""Status ⇄ the StatusResponse message. Knows nothing of how a status is found or shown."""
 
-import grpc
+from dataclasses import asdict, fields
 
-from seedrl.errors import (
-    InvalidMessage,
-    Mismatch,
-    NoCapacity,
-    NotGranted,
-    Refused,
-    Superseded,
-    TooLate,
-    Unauthenticated,
-)
-
-_CODES: dict[type[Refused], grpc.StatusCode] = {
-    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
-    Mismatch: grpc.StatusCode.FAILED_PRECONDITION,
-    NotGranted: grpc.StatusCode.PERMISSION_DENIED,
-    TooLate: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Superseded: grpc.StatusCode.ABORTED,
-    NoCapacity: grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
-
-# What may be better next time. Everything else would fail again in the same way.
-_WORTH_RETRYING = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.INTERNAL,
-)
+from seedrl.status import ActorStatus, Status, Verdict
+from seedrl.v1 import inference_pb2 as pb
 
 
-def code_of(error: Refused) -> grpc.StatusCode:
-    return _CODES[type(error)]
+def serialize_status(status: Status) -> bytes:
+    message = pb.StatusResponse(
+        state=status.state,
+        version=status.version,
+        env_id=status.env,
+        device=status.device,
+        run_dir=status.run_dir,
+        address=status.address,
+        metrics_address=status.metrics_address,
+        goal_env_steps=status.goal_env_steps,
+        goal_return=status.goal_return,
+        row=status.row,
+        verdict=pb.Verdict(**asdict(status.verdict)),
+        trouble=status.trouble,
+        actors=[pb.ActorStatus(**asdict(actor)) for actor in status.actors],
+        rank=status.rank,
+        ranks=status.ranks,
+        node=status.node,
+    )
+    return message.SerializeToString()
 
 
-def is_worth_retrying(code: grpc.StatusCode) -> bool:
-    return code in _WORTH_RETRYING
+def parse_status(data: bytes) -> Status:
+    status = pb.StatusResponse.FromString(data)
+    return Status(
+        state=status.state,
+        version=status.version,
+        env=status.env_id,
+        device=status.device,
+        run_dir=status.run_dir,
+        address=status.address,
+        metrics_address=status.metrics_address,
+        goal_env_steps=status.goal_env_steps,
+        goal_return=status.goal_return if status.HasField("goal_return") else None,
+        row=dict(status.row),
+        verdict=Verdict(status.verdict.bottleneck, status.verdict.evidence, status.verdict.change),
+        trouble=dict(status.trouble),
+        actors=[
+            ActorStatus(**{each.name: getattr(actor, each.name) for each in fields(ActorStatus)})
+            for actor in status.actors
+        ],
+        rank=status.rank,
+        ranks=status.ranks,
+        node=status.node,
+    )

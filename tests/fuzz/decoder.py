@@ -16,23 +16,22 @@ except ImportError:
     atheris = None
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 if atheris is not None and __name__ == "__main__":
-    with atheris.instrument_imports(include=["seedrl.wire", "seedrl.serving.sessions"]):
+    with atheris.instrument_imports(include=["seedrl.wire", "seedrl.serving.sessions", "seedrl.serving.lease"]):
         from seedrl.rows import RESET, Rows
+        from seedrl.serving.lease import Lease
         from seedrl.serving.sessions import Session
         from seedrl.wire import codec
-        from seedrl.wire.framing import StepParts, parse, serialize
 else:
     from seedrl.rows import RESET, Rows
+    from seedrl.serving.lease import Lease
     from seedrl.serving.sessions import Session
     from seedrl.wire import codec
-    from seedrl.wire.framing import StepParts, parse, serialize
 
 from seedrl.errors import Refused
 from seedrl.specs import ArraySpec, EnvSpec, discrete, leaves, tree_map
-from seedrl.v1 import inference_pb2 as pb
+from seedrl.wire.messages import Act, Command, Control, Hello, Ready, Report, StepParts, Welcome
 
 NUM_ENVS = 4
 SPECS = (
@@ -50,16 +49,12 @@ def feed(data: bytes) -> None:
 
 
 def _as_learner(data: bytes) -> None:
-    message = parse(data)
+    message = codec.parse_request(data)
     if isinstance(message, StepParts):
         for spec in SPECS:
             _step(message, spec)
-    elif message.HasField("hello"):
-        codec.decode_hello(message.hello)
-    elif message.HasField("ready"):
-        codec.decode_ready(message.ready)
-    elif message.HasField("report"):
-        _session().measure(codec.decode_report(message.report))
+    elif isinstance(message, Report):
+        _session().measure(message)
 
 
 def _step(step: StepParts, spec: EnvSpec) -> None:
@@ -75,33 +70,26 @@ def _step(step: StepParts, spec: EnvSpec) -> None:
 
 
 def _as_actor(data: bytes) -> None:
-    try:
-        message = pb.StreamResponse.FromString(data)
-    except DecodeError:
-        return
-    if message.HasField("welcome"):
-        codec.decode_welcome(message.welcome)
-    elif message.HasField("act"):
-        codec.decode_act(message.act, SPECS[0], rows=2)
-    elif message.HasField("memory"):
-        codec.decode_memory(message.memory)
+    message = codec.parse_response(data)
+    if isinstance(message, Act):
+        codec.decode_act(message, SPECS[0], rows=2)
 
 
 def _session() -> Session:
-    return Session(id=1, name="", slots=np.arange(NUM_ENVS), expects=np.full(NUM_ENVS, RESET, np.uint8))
+    return Session(id=1, hello=Hello(""), lease=Lease(np.arange(NUM_ENVS), np.full(NUM_ENVS, RESET, np.uint8)))
 
 
 def examples() -> list[bytes]:
     """One good message of each kind, to begin with."""
     requests = [
-        codec.encode_hello(codec.Hello("name", "host", "instance", 3, "it broke")),
-        codec.encode_report(codec.Report(1, 0.5, 0.5, 1, 0.5, 0.5, 1)),
-        *(codec.encode_ready(spec) for spec in SPECS),
+        Hello("name", "host", "instance", 3, "it broke"),
+        Report(1, 0.5, 0.5, 1, 0.5, 0.5, 1),
+        *(Ready(spec) for spec in SPECS),
         *(codec.encode_step(1, _rows(spec)) for spec in SPECS),
     ]
-    job = codec.Welcome(1, "Pong-v5", {"a": 1}, [0], num_envs=4, group_size=2, seed=1)
-    responses = [codec.encode_welcome(job), codec.encode_act([1], np.array([0, 1], np.int32))]
-    return [*map(serialize, requests), *(response.SerializeToString() for response in responses)]
+    welcome = Welcome(1, "Pong-v5", {"a": 1}, [0], num_envs=4, group_size=2, seed=1)
+    responses = [welcome, codec.encode_act([1], np.array([0, 1], np.int32)), Control(Command.END, "why")]
+    return [*map(codec.serialize_request, requests), *map(codec.serialize_response, responses)]
 
 
 def _rows(spec: EnvSpec) -> Rows:

@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec, discrete, leaves, tree_map
-from seedrl.wire.codec import (
-    Welcome,
-)
+from seedrl.wire.messages import Welcome
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.waiting import eventually
 

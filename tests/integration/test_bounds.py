@@ -17,7 +17,8 @@ from seedrl.rows import RESET
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options, open_stream
-from seedrl.wire.framing import StepParts, parse, serialize
+from seedrl.wire.framing import parse, serialize
+from seedrl.wire.messages import Hello, Ready, StepParts
 from tests.fakes import make_spec
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.support import NUM_ACTIONS, SPEC, OracleModel, RawActor, RunningLearner, make_rows
@@ -148,7 +149,7 @@ def test_queues_stay_within_their_bounds_while_inference_stands_still(
     assert refused == len(joined) - 1
     assert service.batcher.waiting_rows <= slots
     assert service.store.ready == service.store.capacity
-    assert all(outbox.qsize() <= slots for outbox in service.server._outboxes.values())
+    assert all(each.outbox.qsize() <= slots for each in service.inference.protocol.connections.values())
     assert not any(actor.ended() for actor in actors)
 
 
@@ -180,8 +181,8 @@ def test_client_is_slowed_by_flow_control_while_the_server_thread_stands_still(s
 
     def push() -> Iterator[Any]:
         nonlocal taken
-        yield codec.encode_hello(codec.Hello("pushing"))
-        yield codec.encode_ready(spec)
+        yield Hello("pushing")
+        yield Ready(spec)
         yield message
         assert FrozenService.stands_still.wait(DEADLINE)
         for _ in range(160):

@@ -18,12 +18,12 @@ from envs_server import session as actor_session
 from seedrl.config import SecurityConfig
 from seedrl.errors import ConfigError, LearnerLost
 from seedrl.rows import Rows
-from seedrl.serving import balance, server
+from seedrl.serving import balance, protocol
 from seedrl.serving.balance import Endpoint
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.channel import Link, ask_control
-from seedrl.wire.codec import ORDERS, ControlRequest, encode_control_request
+from seedrl.wire.messages import MAX_REDIRECTS, ORDERS, Command, Control, ControlRequest
 from tests.certificates import Certificates
 from tests.chaos.proxy import Proxy
 from tests.integration.conftest import StartActor, StartLearner
@@ -93,8 +93,8 @@ class SlowPool(SignedPool):
 
 def tell(learner: RunningLearner, do: str, actor: str = "", is_open: bool | None = None) -> int:
     """How many actors were told."""
-    order = ControlRequest(actor, command=ORDERS.get(do, pb.Control.COMMAND_UNSPECIFIED), open=is_open)
-    return ask_control(Link(learner.address, SecurityConfig()), encode_control_request(order), DEADLINE).actors
+    order = ControlRequest(actor, command=ORDERS.get(do, Command.UNSPECIFIED), open=is_open)
+    return ask_control(Link(learner.address, SecurityConfig()), order, DEADLINE)
 
 
 def move_all(learner: RunningLearner) -> int:
@@ -281,7 +281,7 @@ def test_move_with_no_room_for_all_moves_nobody_and_says_so(
     first = start_endpoint()
     actors = start_and_wait(start_actor, 3, first.address)
     words = (
-        "move: expected another endpoint that is open and has room for 3 × 4 environments, saw none; nobody was moved"
+        "move: expected another endpoint that is open and has room for 3 × 4 environments, saw none; no actor was moved"
     )
     with pytest.raises(ConfigError, match=words):
         move_all(first)
@@ -299,7 +299,7 @@ def test_move_with_no_room_for_all_moves_nobody_and_says_so(
 def test_actor_that_does_not_leave_when_it_is_moved_holds_nothing(
     start_endpoint: StartLearner, agreement: Agreement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOVE_SECONDS", 2.0)
+    monkeypatch.setattr(protocol, "MOVE_SECONDS", 2.0)
     first, second = start_endpoint(serving__min_rows=8, serving__max_wait=600.0), start_endpoint()
     agreement.add(first, second)
     with RawActor(first.address) as raw:
@@ -312,9 +312,9 @@ def test_actor_that_does_not_leave_when_it_is_moved_holds_nothing(
         assert (control.command, control.address) == (pb.Control.COMMAND_REDIRECT, second.address)
         raw.step(2, **make_rows([2])._asdict())  # it had not heard of that
         eventually(lambda: first.service.serving.rows_dropped["session_ended"] == 3)
-        assert first.service.inference.server._outboxes  # its stream is still there
+        assert first.service.inference.protocol.connections  # its stream is still there
         assert raw.status() == (grpc.StatusCode.OK, "")
-    eventually(lambda: not first.service.inference.server._outboxes)
+    eventually(lambda: not first.service.inference.protocol.connections)
     assert accounts_for_all(first)
 
 
@@ -378,18 +378,18 @@ def test_actor_that_has_followed_enough_is_served_or_refused_and_not_sent_on(
     first, second = start_endpoint(), start_endpoint()
     agreement.add(first, second)
     move_all(first)
-    for redirects in (0, 1, codec.MAX_REDIRECTS - 1):
+    for redirects in (0, 1, MAX_REDIRECTS - 1):
         with RawActor(first.address) as raw:
             raw.hello(redirects=redirects)
             assert raw.receive().control.address == second.address
             assert raw.status()[0] is grpc.StatusCode.OK
     with RawActor(first.address) as raw:
-        raw.hello(redirects=codec.MAX_REDIRECTS)
+        raw.hello(redirects=MAX_REDIRECTS)
         code, words = raw.status()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert words.startswith("this endpoint takes no new actors")
     with RawActor(second.address) as raw:
-        assert raw.join(redirects=codec.MAX_REDIRECTS).num_envs == ENVS
+        assert raw.join(redirects=MAX_REDIRECTS).num_envs == ENVS
     assert first.service.serving.sessions_redirected["closed"] == 3
 
 
@@ -398,7 +398,7 @@ def redirect_to(address: Callable[[], str]) -> Any:
 
     def script(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
         seen.append(next(requests).hello.redirects)
-        yield codec.encode_redirect(address(), "because")
+        yield codec.encode_response(Control(Command.REDIRECT, "because", address()))
 
     seen: list[int] = []
     script.seen = seen  # type: ignore[attr-defined]
@@ -423,7 +423,7 @@ def test_learners_that_send_an_actor_round_in_circles_are_given_up_after_its_pat
 def test_redirect_that_leads_nowhere_leads_home(
     start_endpoint: StartLearner, start_actor: StartActor, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor_session, "STRANGE_SECONDS", 2.0)
+    monkeypatch.setattr(actor_session, "REDIRECTED_WELCOME_SECONDS", 2.0)
     learner = start_endpoint()
     busy = start_and_wait(start_actor, 2, learner.address)
     with contextlib.ExitStack() as stack:
@@ -479,7 +479,7 @@ def test_redirect_that_the_rules_of_security_forbid_is_refused_in_words_and_lead
             actor.join()
     (said,) = [line for line in actor.said if "where it may not go" in line]
     assert re.search(words, said)
-    assert script.seen[:2] == [0, codec.MAX_REDIRECTS]  # so that an honest one serves it
+    assert script.seen[:2] == [0, MAX_REDIRECTS]  # so that an honest one serves it
     assert not actor.pools
 
 
@@ -506,8 +506,8 @@ class Secured:
     def send_to(self, address: str) -> None:
         row = Endpoint(address, free=64, slots=64, round_trip=0.0, is_open=True)
         self.learner.service.inference.balance.see([row])
-        order = encode_control_request(ControlRequest("actor-0", command=pb.Control.COMMAND_REDIRECT))
-        assert ask_control(Link(self.learner.address, self._security), order, DEADLINE).actors == 1
+        order = ControlRequest("actor-0", command=Command.REDIRECT)
+        assert ask_control(Link(self.learner.address, self._security), order, DEADLINE) == 1
 
 
 @pytest.fixture
@@ -529,7 +529,7 @@ def test_actor_with_tls_says_nothing_to_a_server_without(secured: Secured) -> No
 
     def listen(requests: Iterator[pb.StreamRequest]) -> Iterator[pb.StreamResponse]:
         heard.append(next(requests))
-        yield codec.encode_control(pb.Control.COMMAND_END, "mine now")
+        yield codec.encode_response(Control(Command.END, "mine now"))
 
     with ScriptedLearner(listen) as plain:
         secured.send_to(plain.address)

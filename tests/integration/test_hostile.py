@@ -17,12 +17,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from seedrl.config import ActorConfig
 from seedrl.metrics import Histogram
 from seedrl.rows import RESET
-from seedrl.serving.server import SPARE_STREAMS
+from seedrl.serving.protocol import SPARE_STREAMS
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.v1 import inference_pb2_grpc
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options
-from seedrl.wire.framing import serialize
+from seedrl.wire.framing import READY, STEP, _varint, serialize
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, Process
 from tests.integration.strangers import STRANGERS, Stranger, flood
@@ -42,7 +42,7 @@ class Victim:
         self.address = free_address()
         settings = [f"listen={self.address}", "run_dir=run", "display=none", "metrics=", "stop.env_steps=1000000000"]
         settings += ["model.name=tests.integration.support:OracleModel", "threads=1", "actors.envs=4"]
-        settings += [f"serving.max_slots={SLOTS}", "serving.max_message_mb=1", "algorithm.unroll_length=4"]
+        settings += [f"serving.max_slots={SLOTS}", "algorithm.unroll_length=4"]
         self.process: Process = commands.start("learner", *settings, path=ROOT)
         eventually(lambda: is_listening(self.address))
         self.neighbour = RunningActor(ActorConfig(learner=self.address, name="good"), SignedPool)
@@ -97,9 +97,19 @@ def a_step_of(size: int) -> bytes:
     return serialize(codec.encode_step(1, make_rows())._replace(observation=[bytes(size)]))
 
 
-@pytest.mark.parametrize("compression", list(grpc.Compression), ids=lambda each: each.name)
-def test_message_above_the_limit_is_refused_and_takes_no_memory(victim: Victim, compression: grpc.Compression) -> None:
-    """B1: RESOURCE_EXHAUSTED, + ≤ 8 MB; what is small on the wire is bounded by its size when decompressed."""
+@pytest.mark.parametrize(
+    ("compression", "code", "words"),
+    [
+        (grpc.Compression.NoCompression, Code.RESOURCE_EXHAUSTED, "larger than max"),
+        (grpc.Compression.Gzip, Code.UNIMPLEMENTED, "gzip"),
+        (grpc.Compression.Deflate, Code.UNIMPLEMENTED, "deflate"),
+    ],
+    ids=lambda each: each.name if isinstance(each, grpc.Compression) else "",
+)
+def test_message_above_the_limit_or_compressed_is_refused_and_takes_no_memory(
+    victim: Victim, compression: grpc.Compression, code: Code, words: str
+) -> None:
+    """B1: + ≤ 8 MB; a message that is small on the wire never becomes a large one."""
     messages = [serialize(codec.encode_hello(codec.Hello("bomb"))), serialize(codec.encode_ready(SPEC))]
     messages.append(a_step_of(128 * MIB))
     with victim.growing_at_most(8), grpc.insecure_channel(victim.address, options=client_options()) as channel:
@@ -107,8 +117,28 @@ def test_message_above_the_limit_is_refused_and_takes_no_memory(victim: Victim, 
         call = stream(iter(messages), timeout=DEADLINE, compression=compression)
         with pytest.raises(grpc.RpcError):
             list(call)
-        assert call.code() is Code.RESOURCE_EXHAUSTED
-        assert "larger than max" in call.details()
+        assert call.code() is code
+        assert words in call.details()
+        victim.goes_on()
+
+
+EMPTY_BLOB, EMPTY_LEAF = b"\x1a\x00", b"\x0a\x00"  # of a Step, of Ready
+
+
+@pytest.mark.parametrize(("tag", "part"), [(STEP, EMPTY_BLOB), (READY, EMPTY_LEAF)], ids=["step", "ready"])
+def test_message_of_very_many_empty_parts_is_refused_before_hello_and_takes_little(
+    victim: Victim, tag: int, part: bytes
+) -> None:
+    """B1: eight times 6 MiB, which took 590 MiB and five seconds of everybody's time each."""
+    parts = part * (3 * MIB)
+    with victim.growing_at_most(64), grpc.insecure_channel(victim.address, options=client_options()) as channel:
+        for _ in range(8):
+            stream = channel.stream_stream("/seedrl.v1.InferenceService/Stream")
+            call = stream(iter([bytes([tag]) + _varint(len(parts)) + parts]), timeout=DEADLINE)
+            with pytest.raises(grpc.RpcError):
+                list(call)
+            assert call.code() is Code.INVALID_ARGUMENT
+            assert "expected at most" in call.details()
         victim.goes_on()
 
 
@@ -143,11 +173,11 @@ def test_client_that_never_reads_costs_little_and_is_sent_away(
         session = learner.service.inference.sessions.open[number]
         before = rss()
         for request_id in range(10_000):
-            promptly(lambda: session.in_flight == 0 or not session.alive)
+            promptly(lambda: session.lease.in_flight == 0 or not session.alive)
             if not session.alive:
                 break
             raw.send(codec.encode_step(request_id, make_rows(range(32), flags=0 if request_id else RESET)))
-        assert session.unsent <= 2 * 32
+        assert session.traffic.unsent <= 2 * 32
         print(f"sent away after {request_id} requests; grew by {rss() - before:.1f} MiB")
         assert rss() - before <= 16
         assert raw.status()[0] is Code.INVALID_ARGUMENT

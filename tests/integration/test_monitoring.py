@@ -17,7 +17,6 @@ from seedrl.config import SecurityConfig, StatusConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.connection import learner_status
 from seedrl.wire.channel import Link, ask_status
-from seedrl.wire.codec import decode_status
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, Process
 from tests.integration.support import RunningLearner
@@ -129,7 +128,7 @@ def test_status_over_the_wire_tells_learner_actors_and_verdict(running: RunningL
 
 
 def test_status_of_a_waiting_learner_is_told_before_any_actor_came(start_learner: StartLearner) -> None:
-    status = decode_status(ask_status(Link(start_learner().address, SecurityConfig()), DEADLINE))
+    status = ask_status(Link(start_learner().address, SecurityConfig()), DEADLINE)
     assert (status.state, status.row, status.actors) == ("waiting", {}, [])
 
 

@@ -21,10 +21,9 @@ from grpc_health.v1 import health_pb2
 from seedrl.config import TOKEN_VARIABLE, CertsConfig, Display, SecurityConfig, StatusConfig
 from seedrl.errors import LearnerLost, Unauthenticated
 from seedrl.monitoring.connection import learner_status
-from seedrl.serving import server
+from seedrl.serving import protocol, server
 from seedrl.serving.guard import REFUSAL
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire import codec
 from seedrl.wire.certificates import run_certs
 from seedrl.wire.channel import SERVICE, Link
 from tests.certificates import TOKEN, Certificates
@@ -93,7 +92,7 @@ def test_call_without_a_valid_token_is_refused_whatever_it_calls_before_anything
     assert learner.service.serving.sessions_refused["unauthenticated"] == len(METHODS) * len(shown)
     assert learner.service.inference.sessions.slots_taken == 0
     assert not learner.service.inference.sessions.open
-    assert not learner.service.inference.server._outboxes
+    assert not learner.service.inference.protocol.connections
 
 
 def test_call_with_a_valid_token_is_answered_by_every_service(
@@ -387,8 +386,8 @@ def test_internal_error_is_not_told_to_the_peer(
     def fail(*_: Any) -> Any:
         raise ValueError("secret of the learner")
 
-    monkeypatch.setattr(server.Server, "_admit", fail)
-    monkeypatch.setattr(codec, "encode_status", fail)
+    monkeypatch.setattr(protocol.SessionProtocol, "_admit", fail)
+    monkeypatch.setattr(server, "serialize_status", fail)
     learner = start_learner(display=Display.plain)
     with RawActor(learner.address) as raw:
         if method == "Stream":

@@ -18,7 +18,7 @@ from seedrl.config import SecurityConfig, ServeConfig
 from seedrl.errors import ConfigError
 from seedrl.roles.serve import Serving
 from seedrl.wire.channel import Link, ask_status
-from seedrl.wire.codec import decode_act, decode_status
+from seedrl.wire.codec import decode_act
 from tests.integration.processes import Commands
 from tests.integration.support import SPEC, InThread, RawActor, ended_together
 from tests.integration.test_processes import SMALL
@@ -78,7 +78,7 @@ def test_serve_answers_with_the_likeliest_action_and_trains_nothing(serve: Any, 
     metrics = served.serving.deployment.metrics
     assert (metrics.eval_steps, metrics.env_steps, metrics.unrolls_made) == (19 * 4, 0, 0)
     assert [thread.name for thread in threading.enumerate() if thread.name == "learner"] == []
-    status = decode_status(ask_status(Link(served.address, SecurityConfig()), seconds=10))
+    status = ask_status(Link(served.address, SecurityConfig()), seconds=10)
     assert (status.state, status.env, status.run_dir) == ("running", "Signed-v0", str(run))
 
 

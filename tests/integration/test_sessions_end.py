@@ -223,7 +223,7 @@ def test_killed_actor_leaves_nothing_behind_and_the_others_lose_no_step(
     for kills in range(1, 4):
         actor = commands.start("actor", f"learner={learner.address}", "name=victim")
         session = eventually(lambda: next((each for each in sessions.open.values() if each.name == "victim"), None))
-        eventually(lambda session=session: session.steps > 40)
+        eventually(lambda session=session: session.traffic.steps > 40)
         actor.signal(signal.SIGKILL)
         took = within(1.0, lambda session=session: not session.alive)
         print(f"gone after {took:.2f} s")

@@ -14,7 +14,6 @@ from seedrl.run import checkpoint as files
 from seedrl.run.context import LEARNER, Context, ContextFile, State
 from seedrl.status import Status
 from seedrl.wire.channel import Link, ask_status
-from seedrl.wire.codec import decode_status
 from tests.integration.processes import Commands, Process, checkpoints_of, saved_steps, summary_of
 from tests.integration.waiting import eventually
 
@@ -45,7 +44,7 @@ class Run(NamedTuple):
         return all(self.context(rank).state is State.RUNNING for rank in range(RANKS))
 
     def status(self, rank: int) -> Status:
-        return decode_status(ask_status(Link(self.context(rank).address, SecurityConfig()), 10.0))
+        return ask_status(Link(self.context(rank).address, SecurityConfig()), 10.0)
 
     def trains_on(self) -> None:
         before = saved_steps(self.directory)

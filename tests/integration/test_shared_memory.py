@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import envs_server.actor
-import envs_server.session
+import envs_server.sharing
 from seedrl.serving import sessions
 from seedrl.wire import codec
-from seedrl.wire.memory import Memory, open_buffers, this_host
+from seedrl.wire.memory import open_buffers, this_host
+from seedrl.wire.messages import Memory
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.support import SPEC, RawActor, RunningActor, RunningLearner, Wire, make_rows
 from tests.integration.waiting import eventually
@@ -23,7 +24,7 @@ def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def uses_memory(learner: RunningLearner) -> bool:
     return any(
-        session.memory is not None and session.busy_buffers
+        session.lease.memory is not None and session.lease.busy_buffers
         for session in learner.service.inference.sessions.open.values()
     )
 
@@ -52,7 +53,7 @@ def test_actor_that_cannot_open_the_memory_goes_on_in_messages(
     def fail(offer: Memory) -> None:
         raise PermissionError(offer.path)
 
-    monkeypatch.setattr(envs_server.session, "open_buffers", fail)
+    monkeypatch.setattr(envs_server.sharing, "open_buffers", fail)
     learner = start_learner()
     serves(learner, start_actor(learner.address))
     assert not uses_memory(learner)
@@ -65,13 +66,13 @@ def test_no_memory_for_whoever_is_elsewhere_or_told_not_to(
     monkeypatch.setattr(envs_server.actor, "this_host", lambda: "another machine/0")
     serves(learner, start_actor(learner.address))
     (session,) = learner.service.inference.sessions.open.values()
-    assert session.memory is None
+    assert session.lease.memory is None
     learner.stop()
     monkeypatch.undo()
     monkeypatch.setattr(sessions, "WORTH_BYTES", 1)
     learner = start_learner(serving__shared_memory=False)
     serves(learner, start_actor(learner.address))
-    assert all(session.memory is None for session in learner.service.inference.sessions.open.values())
+    assert all(session.lease.memory is None for session in learner.service.inference.sessions.open.values())
 
 
 def test_small_observations_stay_in_messages(
@@ -81,7 +82,7 @@ def test_small_observations_stay_in_messages(
     learner = start_learner()
     serves(learner, start_actor(learner.address))
     (session,) = learner.service.inference.sessions.open.values()
-    assert session.memory is None
+    assert session.lease.memory is None
 
 
 def open_memories() -> int:

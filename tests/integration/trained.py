@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from google.protobuf.json_format import MessageToDict
 from torch import Tensor, nn
 
 from seedrl.config import LearnerConfig
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
 from seedrl.run.saving import save as save_checkpoint
-from seedrl.specs import EnvSpec
+from seedrl.specs import EnvSpec, encoded_spec
 from seedrl.types import ModelInput, ModelOutput
-from seedrl.wire import codec
 from tests.integration.support import NUM_ACTIONS, SPEC, tiny_config
 
 
@@ -40,7 +38,7 @@ def favouring(action: int, by: float = 1.0, updates: int = 7, score: float | Non
 
 def checkpoint_of(tensors: dict[str, Tensor], spec: EnvSpec, updates: int, score: float | None = None) -> Checkpoint:
     state = {
-        "spec": MessageToDict(codec.encode_ready(spec).ready),
+        "spec": encoded_spec(spec),
         "serving": {"env_steps": 100 * updates},
         "learning": {"updates": updates},
         "score": score,

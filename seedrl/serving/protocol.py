@@ -1,0 +1,374 @@
+"""The session protocol, from Hello to goodbye, over any Stream. Knows nothing of gRPC, protobuf or models.
+
+A session has a reader, which turns Steps into requests for the batcher, and a writer, which sends what is in the
+session's outbox. Both run in the event loop of the server thread.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from seedrl.config import LearnerConfig
+from seedrl.errors import InvalidMessage, NoCapacity, Refused, Superseded, TooLate
+from seedrl.metrics import ServingMetrics, Stopwatch
+from seedrl.serving.balance import Balance
+from seedrl.serving.batcher import Batcher
+from seedrl.serving.inference import Answer
+from seedrl.serving.refusals import RefusalLog
+from seedrl.serving.sessions import OTHER_BYTES, Request, Session, SessionTable
+from seedrl.specs import Arrays, EnvSpec, as_tree, leaves
+from seedrl.status import DRAINED
+from seedrl.wire import codec
+from seedrl.wire.control import describe_request
+from seedrl.wire.messages import (
+    MAX_REDIRECTS,
+    ActorMessage,
+    Command,
+    Control,
+    ControlRequest,
+    Hello,
+    LearnerMessage,
+    Ready,
+    Report,
+    StepParts,
+    Welcome,
+)
+
+HELLO_SECONDS = 10.0  # from connecting to the first message
+READY_SECONDS = 120.0  # to build a pool
+SPARE_STREAMS = 64  # streams beyond one per slot, for actors that have not sent Hello
+MOVE_SECONDS = 5.0  # for an actor to end its half of the stream when it is redirected
+GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
+
+Message = TypeVar("Message", Hello, Ready)
+
+
+class Stream(Protocol):
+    """The learner's end of one stream. `read` returns something false once the actor has ended its half."""
+
+    def read(self) -> Awaitable[ActorMessage | None]: ...
+
+    def write(self, message: LearnerMessage) -> Awaitable[None]: ...
+
+    def abort(self, error: Exception) -> Awaitable[None]:
+        """End the stream with a status that explains the error."""
+        ...
+
+    def peer(self) -> str: ...
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """The stream of an open session. Owned by the server thread."""
+
+    limit: asyncio.Timeout  # ends the stream when it expires
+    outbox: asyncio.Queue[tuple[LearnerMessage, int]] = field(default_factory=asyncio.Queue)  # and the rows answered
+
+    def send(self, message: LearnerMessage, rows: int = 0) -> None:
+        self.outbox.put_nowait((message, rows))
+
+
+class SessionProtocol:
+    """All sessions of one learner process. Owned by the server thread."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        sessions: SessionTable,
+        balance: Balance,
+        batcher: Batcher[Request],
+        metrics: ServingMetrics,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._sessions = sessions
+        self._balance = balance
+        self._batcher = batcher
+        self._metrics = metrics
+        self._say = say
+        self._log_refusal = RefusalLog(say)
+        self._streams = 0
+        self._goodbye: Control | None = None  # once the learner is about to end
+        self.connections: dict[int, Connection] = {}  # by session id
+
+    async def serve(self, stream: Stream) -> None:
+        """Run one session, from Hello to the end of the stream."""
+        if self._goodbye is not None:
+            await stream.write(self._goodbye)
+            return
+        counted = self._metrics.sessions_refused
+        name = "an actor"
+        session: Session | None = None
+        self._streams += 1
+        try:
+            self._expect_room()
+            hello = await _receive(stream, Hello, HELLO_SECONDS)
+            if hello is None:
+                return
+            name = hello.name
+            self._make_way(hello)
+            if address := self._better_place(hello):
+                await stream.write(Control(Command.REDIRECT, "another endpoint has more room", address))
+                return
+            session, welcome = self._admit(hello, stream.peer())
+            counted = self._metrics.sessions_evicted
+            await self._session(stream, session, welcome)
+            self._metrics.sessions_left += not session.moved_to
+        except asyncio.CancelledError:
+            self._metrics.sessions_left += session is not None and not session.moved_to
+            raise
+        except Refused as error:
+            counted[error.reason] += 1
+            self._log_refusal(f"learner: refused {name} ({stream.peer()}): {error}")
+            await stream.abort(error.with_traceback(None))  # its frames would hold the message for a while
+        except Exception as error:
+            counted["internal"] += 1
+            self._log_refusal(f"learner: a session of {name} ({stream.peer()}) failed: {error!r}")
+            await stream.abort(error)
+        finally:
+            self._streams -= 1
+
+    def answer(self, answers: list[Answer]) -> None:
+        """Send actions, those of one session in one message."""
+        by_session: dict[int, list[Answer]] = {}
+        for request, action in answers:
+            request.session.answered(request.content, request.buffer)
+            by_session.setdefault(request.session.id, []).append((request, action))
+        for session_id, own in by_session.items():
+            connection = self.connections.get(session_id)
+            if connection is not None:
+                message = codec.encode_act([request.request_id for request, _ in own], _joined(own))
+                rows = sum(request.rows for request, _ in own)
+                connection.send(message, rows)
+                own[0][0].session.traffic.unsent += rows
+                self._metrics.sent_bytes += sum(map(len, message.action))
+
+    def control(self, order: ControlRequest, peer: str) -> int:
+        """Do what `seedrl control` asks for; return the number of sessions it is about. Raises InvalidMessage."""
+        places = self._places_for(order) if order.command is Command.REDIRECT else []
+        sessions = self._sessions.obey(order)
+        words = describe_request(order)
+        self._say(f"learner: {peer} asks {order.actor or 'all actors'}: {words}")
+        reason = DRAINED if order.command is Command.END else f"Asked to: {words}"
+        if order.command is Command.REDIRECT:
+            for session, place in zip(sessions, places, strict=True):
+                self._move(session, place, "drain", reason)
+        elif order.command:
+            for session in sessions:
+                self.connections[session.id].send(Control(order.command, reason))
+        return len(sessions)
+
+    def move_one_if_overloaded(self) -> None:
+        """Redirect the newest session if this endpoint has had far too many for a while; the others stay."""
+        address = self._balance.overload()
+        if address is not None and self._sessions.open:
+            newest = self._sessions.open[max(self._sessions.open)]
+            self._move(newest, address, "rebalance", "this endpoint has too many actors")
+
+    def drain(self, goodbye: Control) -> None:
+        """Admit no session from now on; every later stream is answered with the goodbye."""
+        if self._goodbye is None:
+            self._goodbye = goodbye
+            self._sessions.drain()
+
+    async def say_goodbye(self) -> None:
+        """Send the goodbye to every actor, and give them a moment to leave."""
+        assert self._goodbye is not None
+        for connection in self.connections.values():
+            connection.send(self._goodbye)
+        deadline = time.monotonic() + GOODBYE_SECONDS
+        while self.connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    # How a session begins.
+
+    def _expect_room(self) -> None:
+        limit = self._config.serving.max_slots + SPARE_STREAMS
+        if self._streams > limit:
+            raise NoCapacity(f"{limit} streams are open, which is the limit; raise serving.max_slots on the learner")
+
+    def _make_way(self, hello: Hello) -> None:
+        """End an older session of the same process. Raises Superseded if the open one is the newer."""
+        older = self._sessions.superseded_by(hello)
+        if older is not None:
+            self._evict(older, Superseded("superseded by a newer session of the same actor"))
+
+    def _better_place(self, hello: Hello) -> str | None:
+        """Return the address of the endpoint that the actor should use; None if it is served, or refused, here."""
+        if hello.redirects >= MAX_REDIRECTS:
+            return None
+        address = self._balance.choose(self._config.actors.envs, is_sent=hello.redirects > 0)
+        if address is not None:
+            self._metrics.sessions_redirected["balance" if self._sessions.is_open else "closed"] += 1
+        return address
+
+    def _admit(self, hello: Hello, peer: str) -> tuple[Session, Welcome]:
+        """Return a new session and its Welcome. Raises NoCapacity."""
+        joined = self._sessions.join(hello, peer)
+        self._metrics.sessions_joined += 1
+        self._metrics.actors_env_failures += bool(hello.env_failure)
+        return joined
+
+    async def _session(self, stream: Stream, session: Session, welcome: Welcome) -> None:
+        """Run a session from Welcome to the end of the stream."""
+        connection = self.connections[session.id] = Connection(asyncio.timeout(None))
+        writer = asyncio.create_task(_drain(connection, session, stream), name=f"writer-{session.id}")
+        try:
+            async with connection.limit:
+                connection.send(welcome if self._goodbye is None else self._goodbye)
+                ready = await _receive(stream, Ready, READY_SECONDS)
+                if ready is not None:
+                    await self._run(stream, session, ready.spec)
+        except TimeoutError:
+            if session.evicted is not None:
+                raise session.evicted from None
+            assert session.moved_to  # and its actor has not left: the stream ends without it
+        finally:
+            writer.cancel()
+            del self.connections[session.id]
+            self._end(session)
+            if self._goodbye is None and session.has_joined:
+                self._say(f"learner: {session.name} {f'moved to {session.moved_to}' if session.moved_to else 'left'}")
+
+    async def _run(self, stream: Stream, session: Session, spec: EnvSpec) -> None:
+        """Run a session from Ready to the end of the stream."""
+        self._sessions.agree(spec)
+        memory = self._sessions.share(session) if session.alive else None
+        if memory is not None:
+            self.connections[session.id].send(memory.offer)
+        failure = session.hello.env_failure
+        why = f"; before that, {failure}" if failure else ""
+        self._say(f"learner: {session.name} joined with {len(session.lease.slots)} environments{why}")
+        session.has_joined = True
+        session.traffic.heard = time.monotonic()
+        watch = asyncio.create_task(self._watch(session), name=f"watch-{session.id}")
+        try:
+            await self._read(stream, session, spec)
+        finally:
+            watch.cancel()
+
+    # How it goes on.
+
+    async def _read(self, stream: Stream, session: Session, spec: EnvSpec) -> None:
+        spent = self._metrics.serving_seconds
+        while message := await stream.read():
+            timer = Stopwatch(spent)
+            session.traffic.heard = timer.last
+            if isinstance(message, StepParts):
+                session.expect_reader()
+                self._take(self._request(message, session, spec))
+            elif isinstance(message, Report):
+                self._count_report(session.measure(message))
+            else:
+                raise InvalidMessage(f"message: expected step or report, saw {_kind(message)}")
+            timer.lap("read")
+
+    def _request(self, step: StepParts, session: Session, spec: EnvSpec) -> Request:
+        lease, traffic = session.lease, session.traffic
+        rows = codec.decode_step(step, spec, len(lease.slots), lease.memory)
+        session.admit(rows, step.buffer)
+        traffic.transport = "memory" if step.buffer else "message"
+        self._metrics.received_bytes[traffic.transport] += len(rows.flags) * (spec.row_bytes + OTHER_BYTES)
+        return Request(session, step.request_id, rows, lease.slots[rows.env_id], step.buffer, traffic.heard)
+
+    def _take(self, request: Request) -> None:
+        if request.session.alive:
+            self._batcher.submit(request)
+        else:  # the actor sent it before it received the redirect
+            self._metrics.rows_dropped["session_ended"] += request.rows
+
+    def _count_report(self, new: Report) -> None:
+        metrics = self._metrics
+        metrics.actors_steps += new.steps
+        metrics.actors_env_seconds += new.env_seconds
+        metrics.actors_wait_seconds += new.wait_seconds
+        metrics.actors_requests += new.requests
+        metrics.actors_round_trip_seconds += new.round_trip_seconds
+        metrics.actors_cpu_seconds += new.cpu_seconds
+        metrics.actors_reconnects += new.reconnects > 0  # the first report of a session that is not its first
+
+    async def _watch(self, session: Session) -> None:
+        """Evict an actor that owes a Step for too long. Keepalive notices only machines that are gone."""
+        limit = self._config.serving.max_silence
+        silent = 0.0
+        while silent < limit:
+            await asyncio.sleep(limit - silent)
+            since = session.owes_since()
+            silent = 0.0 if since is None else time.monotonic() - since
+        if limit and session.alive:
+            self._evict(session, TooLate(f"message: expected step within {limit:g} s, saw nothing for {silent:.0f} s"))
+
+    # How it ends.
+
+    def _end(self, session: Session) -> None:
+        """Free the lease, and drop the unfinished unrolls and the rows that wait."""
+        self._sessions.leave(session)
+        dropped = self._batcher.drop(lambda request: request.session is session)
+        self._metrics.rows_dropped["session_ended"] += dropped if self._goodbye is None else 0
+
+    def _evict(self, session: Session, error: Refused) -> None:
+        """End a session at once; its stream ends when the event loop gets to it. Must not be called during a batch."""
+        session.evicted = error
+        self._end(session)
+        self.connections[session.id].limit.reschedule(time.monotonic())
+
+    def _places_for(self, order: ControlRequest) -> list[str]:
+        """Return an address for each session that is to move. Raises InvalidMessage, before anything has changed."""
+        actors, envs = len(self._sessions.concerned_by(order)), self._config.actors.envs
+        places = self._balance.elsewhere(envs, actors) if self._balance.has_others else None
+        if places is None:
+            raise InvalidMessage(
+                f"move: expected another endpoint that is open and has room for {actors} × {envs} environments, "
+                "saw none; no actor was moved"
+            )
+        return places
+
+    def _move(self, session: Session, address: str, reason: str, words: str) -> None:
+        """End a session and redirect its actor. Rows that the actor sends before it knows are read and counted."""
+        session.moved_to = address
+        self._metrics.sessions_redirected[reason] += 1
+        connection = self.connections[session.id]
+        connection.send(Control(Command.REDIRECT, words, address))
+        self._end(session)
+        connection.limit.reschedule(time.monotonic() + MOVE_SECONDS)
+
+
+def _joined(answers: list[Answer]) -> Arrays:
+    """Return their actions, one after the other."""
+    first = answers[0][1]
+    if len(answers) == 1:
+        return first
+    columns = zip(*(leaves(action) for _, action in answers), strict=True)
+    return as_tree(first, [np.concatenate(column) for column in columns])
+
+
+async def _receive(stream: Stream, kind: type[Message], seconds: float) -> Message | None:
+    """Return the next message, which must be of this kind and come in time; None if the actor has left."""
+    try:
+        message = await asyncio.wait_for(stream.read(), seconds)
+    except TimeoutError:
+        raise TooLate(f"message: expected {_word(kind)} within {seconds:.0f} s, saw nothing") from None
+    if not message:
+        return None
+    if not isinstance(message, kind):
+        raise InvalidMessage(f"message: expected {_word(kind)}, saw {_kind(message)}")
+    return message
+
+
+def _kind(message: ActorMessage) -> str:
+    return _word(type(message))
+
+
+def _word(kind: type) -> str:
+    return "step" if kind is StepParts else kind.__name__.lower()
+
+
+async def _drain(connection: Connection, session: Session, stream: Stream) -> None:
+    while True:
+        message, rows = await connection.outbox.get()
+        session.traffic.unsent -= rows
+        await stream.write(message)  # waits for an actor that does not read
