@@ -56,6 +56,6 @@ def with_means(model: nn.Module) -> nn.Module:
     """As if it had seen some observations."""
     generator = torch.Generator().manual_seed(3)
     for name, buffer in model.named_buffers():
-        if name.endswith(("mean", "square")):
+        if name.endswith(("mean", "variance")):
             buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
     return model

@@ -12,6 +12,7 @@ from seedrl.algorithms.transitions import linear
 from seedrl.config import LearnerConfig
 from seedrl.learning.optimizer import build_optimizer, clip_gradients
 from seedrl.metrics import LearningMetrics, Stopwatch
+from seedrl.models.statistics import apply_statistics, discard_statistics
 from seedrl.run.checkpoint import Tensors, pack_optimizer, unpack_optimizer, with_prefix, without_prefix
 from seedrl.types import Ticket, Unrolls
 
@@ -151,9 +152,11 @@ class Learner:
         """Skip an update that would make the weights other than finite."""
         if torch.isfinite(loss.total + grad_norm):
             self._optimizer.step()
+            apply_statistics(self.model)
             self._algorithm.stepped(loss)
             self.skipped_in_a_row = 0
         else:
+            discard_statistics(self.model)
             self._metrics.skipped_updates += 1
             self.skipped_in_a_row += 1
 
