@@ -59,7 +59,6 @@ class EnvConfig:
     wrappers: list[str] = key([], "your.module:Wrapper around the pool, innermost first; envs_server/pool.py says how")
     frame_stack: int = key(1, "newest frames the policy sees at once, stacked by the learner along the first axis")
     frame_skip: int = key(1, "simulator frames per step; for reports only")
-    keep: list[int] = key([], "entries of a vector observation the actor sends, e.g. [0,2]; empty sends all")
 
 
 @dataclass

@@ -33,7 +33,7 @@ class Moment(NamedTuple):
 
 def job_of(env: EnvConfig, seed: int) -> Welcome:
     """One of these environments."""
-    return Welcome(0, env.id, env.options, env.keep, 1, 1, seed, env.processes, env.wrappers)
+    return Welcome(0, env.id, env.options, 1, 1, seed, env.processes, env.wrappers)
 
 
 def play(trained: Trained, job: Welcome, episodes: int, max_steps: int) -> Iterator[Moment]:
