@@ -1,4 +1,4 @@
-"""Addresses to listen on, looked at before anybody does. Knows nothing of gRPC."""
+"""Addresses to listen on, checked before they are used. Knows nothing of gRPC."""
 
 import socket
 
@@ -8,7 +8,7 @@ UNIX = "unix:"
 
 
 def address_of(address: str, rank: int) -> str:
-    """Of a rank, if this is the address of rank 0: the port after it, PATH.1 and so on; any port (0) stays any."""
+    """Return the address of a rank, given that of rank 0: the next ports, or PATH.1 and so on; port 0 stays 0."""
     if address.startswith(UNIX):
         return f"{address}.{rank}" if rank else address
     host, _, port = address.rpartition(":")
@@ -16,7 +16,7 @@ def address_of(address: str, rank: int) -> str:
 
 
 def refuse_if_taken(address: str, setting: str = "listen") -> None:
-    """Raises ConfigError if nobody else could listen there. A socket file that a dead process left is no hindrance."""
+    """Raise ConfigError if it is not possible to listen there. A socket file of a dead process does not matter."""
     try:
         if address.startswith(UNIX):
             _check_socket_file(address.removeprefix(UNIX))
@@ -31,7 +31,7 @@ def refuse_if_taken(address: str, setting: str = "listen") -> None:
 def _check_socket_file(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(path) == 0:
-            raise OSError("somebody answers there")
+            raise OSError("another process listens there")
 
 
 def _check_port(address: str) -> None:
