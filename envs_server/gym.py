@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from envs_server.shares import END_SECONDS, PREFIX, RemoteEnvs, Share
 from envs_server.stepping import Envs, MakeEnv, Stepped
-from seedrl.config import available_cores
 from seedrl.errors import EnvFailed
 from seedrl.rows import Rows
+from seedrl.sizes import available_cores
 from seedrl.specs import Arrays, EnvSpec, as_tree, leaves, rows_of
 from seedrl.wire.messages import Welcome
 

@@ -18,8 +18,8 @@ from envs_server.gym import GymPool
 from envs_server.mock import MOCK, MockPool
 from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
 from envs_server.stepping import MakeEnv
-from seedrl.config import OWN, is_own
 from seedrl.errors import ConfigError
+from seedrl.plugins import OWN, is_own
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, EnvSpec
 from seedrl.wire.messages import Welcome

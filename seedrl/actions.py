@@ -1,18 +1,20 @@
-"""What a policy's numbers mean: distributions of actions, for choices and amounts alike. Knows nothing of models.
+"""Distributions of actions, built from the parameters that a policy outputs. Knows nothing of models.
 
-A policy gives `policy_size` numbers for a row, in the order of the action's leaves: a logit for each choice; for n
-amounts n means, then n logarithms of deviations. What is drawn is recorded as one array:
+A policy outputs `policy_size` parameters for each row, in the order of the action's leaves: the logits of each
+categorical choice; for a Gaussian of n dimensions n means, then n log standard deviations. The action that is drawn is
+recorded as one array:
 
-    a single choice    int64 []
-    choices only       int64 [W], an entry for each choice
-    anything else      float32 [W], an entry for each choice and each amount
+    a single choice          int64 []
+    choices only             int64 [W], one entry for each choice
+    anything else            float32 [W], one entry for each choice and each dimension of a Gaussian
 
-Gaussian are recorded as they were drawn, where -1 … 1 stands for the bounds. `told` makes of them what the environments
-get: within the bounds, by clipping, or by tanh if `squash`. So densities are those of a Gaussian, and exact.
+Gaussian actions are recorded as they were drawn, in units where -1 … 1 spans the bounds. `to_env` converts recorded
+actions to what the environments take: within the bounds by clipping, or by tanh if `squash`. The recorded actions are
+therefore Gaussian and their log-probabilities exact.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,171 +22,211 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from seedrl.specs import ActionSpec, Arrays, CategoricalSpec, ContinuousSpec, EnvSpec, as_tree
+from seedrl.specs import ActionSpec, CategoricalSpec, ContinuousSpec, EnvSpec, as_tree
 
-SMALLEST, LARGEST = -5.0, 2.0  # logarithms of deviations
-FORBIDDEN_BELOW = -1e8  # logits of choices that a mask forbids
+MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
+FORBIDDEN_BELOW = -1e8  # logits below this are of choices that a mask forbids
+
+Array = TypeVar("Array", NDArray[Any], Tensor)  # numpy while serving, torch in an exported policy
 
 
 class Categorical:
-    """`count` choices in a row, of `size` each. Their numbers are [..., count * size], their entries [..., count]."""
+    """`count` choices among `size` each, side by side. Their logits are [..., count * size], actions [..., count]."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
-        self.numbers = self.noise_size = self.feature_size = count * size
+        self.parameter_size = self.noise_size = self.feature_size = count * size
 
     def noise(self, rows: int, generator: torch.Generator) -> Tensor:
-        """Gumbel's."""
+        """Draw Gumbel noise."""
         values = torch.empty(rows, self.noise_size, device=generator.device)
         return values.exponential_(generator=generator).log_().neg_()
 
     def choose(self, logits: Tensor, noise: Tensor) -> Tensor:
-        return self._apart(logits + noise).argmax(dim=-1)
+        return self._by_choice(logits + noise).argmax(dim=-1)
 
     def explored(self, logits: Tensor, temperature: Tensor, epsilon: Tensor) -> Tensor:
-        """Logits of softmax(logits / temperature), mixed with all allowed choices alike."""
-        apart = self._apart(logits)
-        allowed = apart > FORBIDDEN_BELOW
-        log_policy = functional.log_softmax(apart / temperature.unsqueeze(-1), dim=-1)
+        """Return the logits of softmax(logits / temperature), mixed with a uniform choice of what is allowed."""
+        by_choice = self._by_choice(logits)
+        allowed = by_choice > FORBIDDEN_BELOW
+        log_policy = functional.log_softmax(by_choice / temperature.unsqueeze(-1), dim=-1)
         share = epsilon.unsqueeze(-1)
         uniform = share.log() - allowed.sum(dim=-1, keepdim=True).log()
         mixed = torch.logaddexp(torch.log1p(-share) + log_policy, uniform)
-        return torch.where(allowed, mixed, apart).flatten(-2)
+        return torch.where(allowed, mixed, by_choice).flatten(-2)
 
     def log_prob(self, logits: Tensor, action: Tensor) -> Tensor:
-        log_policy = functional.log_softmax(self._apart(logits), dim=-1)
+        log_policy = functional.log_softmax(self._by_choice(logits), dim=-1)
         return log_policy.gather(-1, action.long().unsqueeze(-1)).squeeze(-1).sum(dim=-1)
 
     def entropy(self, logits: Tensor) -> Tensor:
-        log_policy = functional.log_softmax(self._apart(logits), dim=-1)
+        log_policy = functional.log_softmax(self._by_choice(logits), dim=-1)
         return -(log_policy.exp() * log_policy).sum(dim=(-2, -1))
 
     def features(self, action: Tensor) -> Tensor:
         return functional.one_hot(action.long(), self.size).flatten(-2).float()
 
-    def to_env(self, action: NDArray[Any]) -> NDArray[np.int32]:
-        return action.astype(np.int32)
+    def to_env(self, action: Array) -> Array:
+        return _cast(action, "int32")
 
-    def _apart(self, logits: Tensor) -> Tensor:
+    def _by_choice(self, logits: Tensor) -> Tensor:
         return logits.view(*logits.shape[:-1], self.count, self.size)
 
 
+class Bounds(NamedTuple):
+    """The range of each dimension of a continuous action, as float64 arrays of numpy or of torch."""
+
+    low: Any
+    high: Any
+    is_finite: Any  # on both sides
+    middle: Any  # 0 where the range is not finite, as is `reach`
+    reach: Any
+
+
 class Gaussian:
-    """Independent Gaussians."""
+    """Independent Gaussians. Their parameters are [..., 2 * count], actions [..., count]."""
 
     def __init__(self, spec: ContinuousSpec, squash: bool) -> None:
         self.count = self.noise_size = self.feature_size = len(spec.low)
-        self.numbers = 2 * self.count
-        self._low, self._high = np.array(spec.low, np.float64), np.array(spec.high, np.float64)
-        self._bounded = np.isfinite(self._low) & np.isfinite(self._high)
-        low, high = np.where(self._bounded, [self._low, self._high], 0.0)
-        self._middle, self._reach = (high + low) / 2, (high - low) / 2
+        self.parameter_size = 2 * self.count
         self._squash = squash
+        self._bounds = _bounds(spec)
+        self._torch_bounds = Bounds(*map(torch.from_numpy, self._bounds))
 
     def noise(self, rows: int, generator: torch.Generator) -> Tensor:
         return torch.empty(rows, self.count, device=generator.device).normal_(generator=generator)
 
-    def choose(self, numbers: Tensor, noise: Tensor) -> Tensor:
-        mean, log_std = self._apart(numbers)
+    def choose(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = self._mean_and_log_std(parameters)
         return mean + log_std.exp() * noise
 
-    def explored(self, numbers: Tensor, temperature: Tensor, epsilon: Tensor) -> Tensor:
-        """Deviations times temperature."""
-        mean, log_std = self._apart(numbers)
+    def explored(self, parameters: Tensor, temperature: Tensor, epsilon: Tensor) -> Tensor:
+        """Return the parameters with every standard deviation multiplied by the temperature."""
+        mean, log_std = self._mean_and_log_std(parameters)
         return torch.cat([mean, log_std + temperature.log()], dim=-1)
 
-    def log_prob(self, numbers: Tensor, action: Tensor) -> Tensor:
-        mean, log_std = self._apart(numbers)
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        mean, log_std = self._mean_and_log_std(parameters)
         distance = (action - mean) * (-log_std).exp()
         return (-0.5 * distance.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
 
-    def entropy(self, numbers: Tensor) -> Tensor:
-        _, log_std = self._apart(numbers)
+    def entropy(self, parameters: Tensor) -> Tensor:
+        _, log_std = self._mean_and_log_std(parameters)
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
 
     def features(self, action: Tensor) -> Tensor:
         return action.tanh()
 
-    def to_env(self, action: NDArray[Any]) -> NDArray[np.float32]:
-        unit = np.tanh(action) if self._squash else np.clip(action, -1, 1)
-        amount = np.where(self._bounded, self._middle + self._reach * unit, action)
-        return np.clip(amount, self._low, self._high).astype(np.float32)
+    def to_env(self, action: Array) -> Array:
+        library: Any = torch if isinstance(action, Tensor) else np
+        bounds = self._torch_bounds if isinstance(action, Tensor) else self._bounds
+        unit = library.tanh(action) if self._squash else library.clip(action, -1, 1)
+        value = library.where(bounds.is_finite, bounds.middle + bounds.reach * unit, action)
+        bounded: Array = library.clip(value, bounds.low, bounds.high)
+        return _cast(bounded, "float32")
 
-    def _apart(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = numbers.chunk(2, dim=-1)
-        return mean, log_std.clamp(SMALLEST, LARGEST)
+    def _mean_and_log_std(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = parameters.chunk(2, dim=-1)
+        return mean, bounded_log_std(log_std)
 
 
 class Actions:
-    """The distribution of an environment's actions. Every method takes and gives rows with any leading axes."""
+    """The distribution of an environment's actions. Every method takes and returns rows with any leading axes."""
 
     def __init__(self, spec: EnvSpec, squash: bool = False) -> None:
         self._spec = spec
-        self._parts = [part for leaf in spec.actions for part in _parts(leaf, squash)]
-        self._numbers = [part.numbers for part in self._parts]
+        self._parts_of_leaves = [_parts(leaf, squash) for leaf in spec.actions]
+        self._parts = [part for parts in self._parts_of_leaves for part in parts]
+        self._parameters = [part.parameter_size for part in self._parts]
         self._entries = [part.count for part in self._parts]
         self._noise = [part.noise_size for part in self._parts]
         self.noise_size = sum(self._noise)
-        self._is_plain = isinstance(spec.action, CategoricalSpec) and not spec.action.shape
-        self.shape = () if self._is_plain else (sum(self._entries),)
+        self._is_single = isinstance(spec.action, CategoricalSpec) and not spec.action.shape
+        self.shape = () if self._is_single else (sum(self._entries),)
         self.dtype = np.dtype(np.int64 if all(isinstance(part, Categorical) for part in self._parts) else np.float32)
         self.feature_size = sum(part.feature_size for part in self._parts)
 
     def noise(self, rows: int, generator: torch.Generator) -> Tensor:
-        """What `choose` needs for so many rows; zeros instead choose the likeliest action."""
+        """Draw the noise that `choose` needs for this many rows; with zeros it chooses the most likely action."""
         return torch.cat([part.noise(rows, generator) for part in self._parts], dim=-1)
 
-    def choose(self, numbers: Tensor, noise: Tensor) -> Tensor:
-        """One action per row, each with the probability that its numbers stand for."""
-        if self._is_plain:
-            return (numbers + noise).argmax(dim=-1)
-        split = zip(self._parts, self._apart(numbers), noise.split(self._noise, dim=-1), strict=True)
+    def choose(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Return one action per row, drawn from the distribution with these parameters."""
+        if self._is_single:
+            return (parameters + noise).argmax(dim=-1)
+        split = zip(self._parts, self._by_part(parameters), noise.split(self._noise, dim=-1), strict=True)
         return torch.cat([part.choose(own, drawn) for part, own, drawn in split], dim=-1)
 
-    def explored(self, numbers: Tensor, temperature: Tensor, epsilon: Tensor) -> Tensor:
-        """The numbers of a policy that explores more or less, [N, P]; temperature and epsilon are [N].
+    def explored(self, parameters: Tensor, temperature: Tensor, epsilon: Tensor) -> Tensor:
+        """Return the parameters [N, P] of a policy that explores more or less; temperature and epsilon are [N].
 
-        Categorical have softmax(logits / temperature) with probability 1 - epsilon, and else any that is allowed, all
-        alike; amounts have `temperature` times their deviation. At 1 and 0 the distribution is the same.
+        A choice is drawn from softmax(logits / temperature) with probability 1 - epsilon, and otherwise uniformly from
+        what is allowed; a Gaussian has `temperature` times its standard deviation. At 1 and 0 nothing changes.
         """
         temperature, epsilon = temperature.unsqueeze(-1), epsilon.unsqueeze(-1)
-        split = zip(self._parts, self._apart(numbers), strict=True)
+        split = zip(self._parts, self._by_part(parameters), strict=True)
         return torch.cat([part.explored(own, temperature, epsilon) for part, own in split], dim=-1)
 
-    def log_prob(self, numbers: Tensor, action: Tensor) -> Tensor:
-        action = action.unsqueeze(-1) if self._is_plain else action
-        split = zip(self._parts, self._apart(numbers), action.split(self._entries, dim=-1), strict=True)
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        action = action.unsqueeze(-1) if self._is_single else action
+        split = zip(self._parts, self._by_part(parameters), action.split(self._entries, dim=-1), strict=True)
         return torch.stack([part.log_prob(own, taken) for part, own, taken in split]).sum(dim=0)
 
-    def entropy(self, numbers: Tensor) -> Tensor:
-        split = zip(self._parts, self._apart(numbers), strict=True)
+    def entropy(self, parameters: Tensor) -> Tensor:
+        split = zip(self._parts, self._by_part(parameters), strict=True)
         return torch.stack([part.entropy(own) for part, own in split]).sum(dim=0)
 
     def features(self, action: Tensor) -> Tensor:
-        """An action [..., *shape] as a network can take it in, [..., feature_size]."""
-        action = action.unsqueeze(-1) if self._is_plain else action
+        """Encode actions [..., *shape] as inputs of a network, [..., feature_size]: one-hot, or tanh of a Gaussian."""
+        action = action.unsqueeze(-1) if self._is_single else action
         split = zip(self._parts, action.split(self._entries, dim=-1), strict=True)
         return torch.cat([part.features(taken) for part, taken in split], dim=-1)
 
-    def to_env(self, action: NDArray[Any]) -> Arrays:
-        """Recorded actions [N, *shape] as the environments get them: the tree of an Act."""
-        if self._is_plain:
-            return action.astype(np.int32)
-        ends = np.cumsum(self._entries)[:-1]
-        told = [part.to_env(taken) for part, taken in zip(self._parts, np.split(action, ends, axis=-1), strict=True)]
+    def to_env(self, action: Array) -> Array | dict[str, Array]:
+        """Convert recorded actions [N, *shape] to the tree that the environments take, each leaf [N, ...]."""
+        if self._is_single:
+            return _cast(action, "int32")
         found, at = [], 0
-        for leaf in self._spec.actions:
-            own = len(_parts(leaf, squash=False))
-            found.append(np.concatenate(told[at : at + own], axis=-1).reshape(len(action), *leaf.shape))
-            at += own
+        for leaf, parts in zip(self._spec.actions, self._parts_of_leaves, strict=True):
+            taken = []
+            for part in parts:
+                taken.append(part.to_env(action[:, at : at + part.count]))
+                at += part.count
+            found.append(_side_by_side(taken).reshape(-1, *leaf.shape))
         return as_tree(self._spec.action, found)
 
-    def _apart(self, numbers: Tensor) -> tuple[Tensor, ...]:
-        return numbers.split(self._numbers, dim=-1) if len(self._parts) > 1 else (numbers,)
+    def _by_part(self, parameters: Tensor) -> tuple[Tensor, ...]:
+        return parameters.split(self._parameters, dim=-1) if len(self._parts) > 1 else (parameters,)
+
+
+def bounded_log_std(log_std: Tensor) -> Tensor:
+    """Clamp log standard deviations, with gradients that lead back into the range from outside.
+
+    The gradient of `clamp` is zero outside of its range: a weight that an entropy bonus has pushed out would stay out
+    for ever. A gradient that always passes would let the bonus push without limit. So outside of the range only the
+    gradients pass whose descent leads inwards. Inside, values and gradients are those of `clamp`.
+    """
+    if torch.is_grad_enabled() and log_std.requires_grad:
+        bounded: Tensor = _InwardClamp.apply(log_std)  # type: ignore[no-untyped-call]
+        return bounded
+    return log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)  # inference, and an exported policy: no gradient is needed
+
+
+class _InwardClamp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, log_std: Tensor) -> Tensor:
+        ctx.save_for_backward(log_std)
+        return log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (log_std,) = ctx.saved_tensors
+        leads_out = ((log_std > MAX_LOG_STD) & (gradient < 0)) | ((log_std < MIN_LOG_STD) & (gradient > 0))
+        return gradient.masked_fill(leads_out, 0)
 
 
 def _parts(leaf: ActionSpec, squash: bool) -> list[Categorical | Gaussian]:
-    """Categorical of equal size in a row are one part: they are drawn at once."""
+    """Split a leaf into distributions. Consecutive choices of equal size are one of them: they are drawn at once."""
     if isinstance(leaf, ContinuousSpec):
         return [Gaussian(leaf, squash)]
     runs: list[list[int]] = []
@@ -194,3 +236,21 @@ def _parts(leaf: ActionSpec, squash: bool) -> list[Categorical | Gaussian]:
         else:
             runs.append([size])
     return [Categorical(len(run), run[0]) for run in runs]
+
+
+def _bounds(spec: ContinuousSpec) -> Bounds:
+    low, high = np.array(spec.low, np.float64), np.array(spec.high, np.float64)
+    is_finite = np.isfinite(low) & np.isfinite(high)
+    finite_low, finite_high = np.where(is_finite, [low, high], 0.0)
+    return Bounds(low, high, is_finite, (finite_high + finite_low) / 2, (finite_high - finite_low) / 2)
+
+
+def _cast(array: Array, dtype: str) -> Array:
+    return array.to(getattr(torch, dtype)) if isinstance(array, Tensor) else array.astype(dtype)
+
+
+def _side_by_side(arrays: list[Array]) -> Array:
+    first = arrays[0]
+    if len(arrays) == 1:
+        return first
+    return torch.cat(arrays, dim=-1) if isinstance(first, Tensor) else np.concatenate(arrays, axis=-1)

@@ -21,13 +21,13 @@ from seedrl.actions import Actions
 from seedrl.device import upload
 from seedrl.rows import RESET, TERMINATED, TRUNCATED
 from seedrl.specs import Arrays, ArraySpec, EnvSpec, leaves, tree_map
-from seedrl.types import ModelInput, ModelOutput, Observation, Ticket, Unrolls
+from seedrl.types import ModelInput, ModelOutput, Observation, Ticket, Unrolls, stack_frames
 
 Indices = NDArray[np.int64]
 
 
 class RowIndices(NamedTuple):
-    """Where some rows are in the columns."""
+    """The places of some rows in the columns."""
 
     host: Indices  # [N]
     row: Tensor  # [N]  the same on the device
@@ -36,7 +36,7 @@ class RowIndices(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What the host knows of some rows."""
+    """The values of some rows that the host knows."""
 
     reward: NDArray[np.float32]  # [N]
     flags: NDArray[np.uint8]  # [N]
@@ -47,7 +47,7 @@ class Record(NamedTuple):
 
 
 class Columns:
-    """Not locked: the store sees to it that no entry belongs to two threads at a time."""
+    """Not locked: the store ensures that no entry belongs to two threads at a time."""
 
     def __init__(
         self,
@@ -200,7 +200,8 @@ class Frames:
     """The frames of one leaf of all observations, as rows of words on the device."""
 
     def __init__(self, spec: ArraySpec, count: int, frame_stack: int, device: torch.device) -> None:
-        self._shape = spec.stacked(frame_stack).shape
+        self._spec = spec
+        self._frame_stack = frame_stack
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._word = _widest_word(spec.nbytes)
         self._device = device
@@ -219,7 +220,8 @@ class Frames:
             self.words.index_copy_(0, frame, upload(values, self._device).view(self._word))
 
     def stacks(self, stack: Tensor) -> Tensor:
-        return self.words.index_select(0, stack).view(self._dtype).view(-1, *self._shape)
+        frames = self.words.index_select(0, stack).view(self._dtype)
+        return stack_frames(frames.view(-1, self._frame_stack, *self._spec.shape), self._spec)
 
 
 def _widest_word(nbytes: int) -> torch.dtype:

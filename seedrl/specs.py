@@ -1,7 +1,7 @@
-"""What an environment's observations and actions look like. Knows nothing of torch, envpool or the wire.
+"""Shapes and types of an environment's observations and actions. Knows nothing of torch, envpool or the wire.
 
-Observations and actions are *trees*: a plain array, or a flat dict of named ones. A nested space is flattened where the
-environments are, names joined by "/": {"camera": {"left": …}} has the leaf "camera/left", and a tuple the leaves "0",
+Observations and actions are *trees*: a plain array, or a flat dict of named arrays. A nested space is flattened by the
+actor, names joined by "/": {"camera": {"left": …}} has the leaf "camera/left", and a tuple the leaves "0",
 "1" … Leaves are in the order of their names.
 """
 
@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Arrays = NDArray[Any] | dict[str, NDArray[Any]]  # a tree of them, of n rows each
+Arrays = NDArray[Any] | dict[str, NDArray[Any]]  # a tree of arrays, each with the same number of rows
 
-# What an observation may be made of. All of them have a torch dtype of the same name.
+# The types that an observation may have. Each of them has a torch dtype of the same name.
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
-MASK = "action_mask"  # the leaf, of that name at any depth, that says which choices are allowed
+MAX_CHANNELS = 4  # of an image [height, width, channels]
+MASK = "action_mask"  # the name, at any depth, of the leaf that tells which choices are allowed
 
 Leaf = TypeVar("Leaf")
 Other = TypeVar("Other")
@@ -28,44 +29,52 @@ def leaves(tree: Leaf | dict[str, Leaf]) -> list[Leaf]:
 
 
 def names(tree: Any) -> list[str]:
-    """Of the leaves; a plain array has none."""
+    """Return the names of the leaves; a plain array has the empty name."""
     return list(tree) if isinstance(tree, dict) else [""]
 
 
 def as_tree(shape: Any, leaves: Sequence[Leaf]) -> Leaf | dict[str, Leaf]:
-    """A tree with the names of another one."""
+    """Return a tree of these leaves with the names of another tree."""
     return dict(zip(shape, leaves, strict=True)) if isinstance(shape, dict) else leaves[0]
 
 
 def tree_map(function: Callable[[Leaf], Other], tree: Leaf | dict[str, Leaf]) -> Other | dict[str, Other]:
-    """The tree of what a function makes of every leaf."""
+    """Apply a function to every leaf."""
     return {name: function(leaf) for name, leaf in tree.items()} if isinstance(tree, dict) else function(tree)
 
 
 def rows_of(tree: Arrays, start: int, count: int) -> Arrays:
-    """Some rows of every leaf."""
+    """Return `count` rows of every leaf."""
     return tree_map(lambda leaf: leaf[start : start + count], tree)
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Shape and numpy type name of one row; `values` if its entries are categories 0 … values-1 and not amounts."""
+    """Shape and numpy type name of one row; `values` is not 0 if its entries are categories 0 … values-1."""
 
     shape: tuple[int, ...]
     dtype: str
     values: int = 0
 
     nbytes: int = field(init=False, repr=False, compare=False)
+    channel_axis: int = field(init=False, repr=False, compare=False)  # frames are joined along it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nbytes", math.prod(self.shape) * np.dtype(self.dtype).itemsize)
+        object.__setattr__(self, "channel_axis", 2 if _has_channels_last(self.shape) else 0)
 
     def stacked(self, frames: int) -> "ArraySpec":
-        """`frames` of these, oldest first, joined along the first axis."""
+        """Return the spec of this many frames, oldest first, joined along their channels.
+
+        Those are the last axis of images [height, width, channels], and the first axis of everything else.
+        """
         if frames == 1:
             return self
-        first, *others = self.shape or (1,)
-        return ArraySpec((frames * first, *others), self.dtype, self.values)
+        shape = list(self.shape or (1,))
+        shape[self.channel_axis] *= frames
+        stacked = ArraySpec(tuple(shape), self.dtype, self.values)
+        object.__setattr__(stacked, "channel_axis", self.channel_axis)  # many channels do not look like channels
+        return stacked
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}" + (f" below {self.values}" if self.values else "")
@@ -73,7 +82,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class CategoricalSpec:
-    """Actions that choose: entry i of an array of this shape is one of 0 … sizes[i]-1."""
+    """Discrete actions: entry i of an array of this shape is one of 0 … sizes[i]-1."""
 
     sizes: tuple[int, ...]
     shape: tuple[int, ...] = ()
@@ -90,7 +99,7 @@ class CategoricalSpec:
 
 @dataclass(frozen=True, slots=True)
 class ContinuousSpec:
-    """Actions that are amounts, each between its own bounds, which may be infinite."""
+    """Continuous actions, each entry between its own bounds, which may be infinite."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -103,7 +112,7 @@ class ContinuousSpec:
         return 2 * len(self.low)
 
     def __str__(self) -> str:
-        return f"numbers{list(self.shape)} from {_few(self.low)} to {_few(self.high)}"
+        return f"continuous{list(self.shape)} from {_few(self.low)} to {_few(self.high)}"
 
 
 ActionSpec = CategoricalSpec | ContinuousSpec
@@ -111,39 +120,39 @@ ActionSpec = CategoricalSpec | ContinuousSpec
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """One environment: the trees of its observations and of its actions."""
+    """The trees of an environment's observations and actions."""
 
     observation: ArraySpec | dict[str, ArraySpec]
     action: ActionSpec | dict[str, ActionSpec]
 
     @property
     def observations(self) -> list[ArraySpec]:
-        """The leaves."""
+        """Return the leaves of the observation."""
         return leaves(self.observation)
 
     @property
     def actions(self) -> list[ActionSpec]:
-        """The leaves."""
+        """Return the leaves of the action."""
         return list(self.action.values()) if isinstance(self.action, dict) else [self.action]
 
     @property
     def row_bytes(self) -> int:
-        """Of one observation."""
+        """Return the size of one observation."""
         return sum(leaf.nbytes for leaf in self.observations)
 
     @property
     def policy_size(self) -> int:
-        """How many numbers a policy gives for one row: a logit for each choice, mean and log-deviation of a number."""
+        """Return how many parameters a policy outputs for one row; see seedrl/actions.py."""
         return sum(leaf.policy_size for leaf in self.actions)
 
     @property
     def mask(self) -> str | None:
-        """The name of the leaf that says which choices are allowed."""
+        """Return the name of the leaf that tells which choices are allowed, if there is one."""
         found = [name for name in names(self.observation) if name.rpartition("/")[2] == MASK]
         return found[0] if found else None
 
     def stacked(self, frames: int) -> "EnvSpec":
-        """The same, as a policy sees it: with so many of the newest frames."""
+        """Return the spec of what a policy sees: this many of the newest frames."""
         if not isinstance(self.observation, dict):
             return EnvSpec(self.observation.stacked(frames), self.action)
         return EnvSpec({name: leaf.stacked(frames) for name, leaf in self.observation.items()}, self.action)
@@ -188,8 +197,12 @@ def _tuples(leaf: dict[str, Any]) -> dict[str, Any]:
 
 
 def discrete(count: int) -> CategoricalSpec:
-    """One choice of 0 … count-1."""
+    """Return the spec of one choice among 0 … count-1."""
     return CategoricalSpec((count,))
+
+
+def _has_channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[2] <= MAX_CHANNELS < shape[0]
 
 
 def _words(tree: Any) -> str:
@@ -199,6 +212,6 @@ def _words(tree: Any) -> str:
 
 
 def _few(numbers: Sequence[float]) -> str:
-    """All of them if they differ, one if not."""
+    """Format numbers briefly: one if all are the same, otherwise the first few different ones."""
     shown = [f"{number:g}" for number in dict.fromkeys(numbers)]
     return shown[0] if len(shown) == 1 else "[" + ", ".join([*shown[:6], *(["…"] if len(shown) > 6 else [])]) + "]"

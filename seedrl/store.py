@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from seedrl.columns import Columns, Indices
-from seedrl.config import LearnerConfig, store_capacity
+from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, finish
 from seedrl.errors import require
 from seedrl.selectors import Fifo, Selector
+from seedrl.sizes import store_capacity
 from seedrl.specs import EnvSpec
 from seedrl.types import Ticket, Unrolls
 

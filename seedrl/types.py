@@ -1,6 +1,6 @@
-"""The tensor bundles that travel inside the learner. T+1 rows per unroll, B unrolls, N rows of a batch.
+"""The tensor bundles inside the learner: T+1 rows per unroll, B unrolls per train batch, N rows per batch.
 
-Knows nothing of who makes or reads them. A row is one step: what the environment showed and what the policy did.
+A row is one step: what the environment returned and what the policy did. Knows nothing of where tensors come from.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,13 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seedrl.specs import as_tree, leaves, tree_map
+from seedrl.specs import ArraySpec, as_tree, leaves, tree_map
 
 Observation = Tensor | dict[str, Tensor]  # a tree: a plain tensor if the environment's observation is a plain array
 
 
+def stack_frames(frames: Tensor, spec: ArraySpec) -> Tensor:
+    """Join frames [N, frame_stack, ...] of a leaf to the stacks [N, ...] of `spec.stacked(frame_stack)`.
+
+    This is a view, and free, unless the channels are the last axis.
+    """
+    shape = spec.stacked(frames.shape[1]).shape
+    return frames.movedim(1, 1 + spec.channel_axis).reshape(-1, *shape)
+
+
 class ModelInput(NamedTuple):
-    """What a model sees, time-major. Inference uses T+1 = 1."""
+    """The input of a model, time-major. Inference uses T+1 = 1."""
 
     observation: Observation  # a tree of [T+1, B, frame_stack * C, ...]  the environment's dtypes
     reward: Tensor  # [T+1, B]  float32, received on arriving at this observation
@@ -30,7 +39,7 @@ class ModelInput(NamedTuple):
 
 
 class ModelOutput(NamedTuple):
-    logits: Tensor  # [T+1, B, P]  what actions are drawn from; see seedrl/actions.py
+    logits: Tensor  # [T+1, B, P]  parameters of the distribution of actions; see seedrl/actions.py
     value: Tensor  # [T+1, B]
 
 

@@ -9,8 +9,8 @@ import yaml
 
 from seedrl.commands import compose
 from seedrl.config import RenderConfig
-from seedrl.launching.cluster import PodJob, in_pods
 from seedrl.launching.kubernetes import files
+from seedrl.launching.pod_settings import PodSettings, pod_settings
 
 GOLDEN = Path(__file__).parent / "golden/kubernetes"
 
@@ -26,27 +26,27 @@ VARIANTS = {
 }
 
 
-def rendered(variant: str) -> PodJob:
+def rendered(variant: str) -> PodSettings:
     return job_of(*VARIANTS[variant].split())
 
 
-def job_of(*overrides: str) -> PodJob:
+def job_of(*overrides: str) -> PodSettings:
     config = compose("render", ["out=anywhere", *overrides])
     assert isinstance(config, RenderConfig)
-    return in_pods(config)
+    return pod_settings(config)
 
 
 def documents(texts: dict[str, str]) -> list[dict[str, Any]]:
     return [document for text in texts.values() for document in yaml.safe_load_all(text)]
 
 
-def objects(job: PodJob) -> dict[tuple[str, str], Any]:
+def objects(job: PodSettings) -> dict[tuple[str, str], Any]:
     """(kind, name) → manifest; the kustomization is none of the cluster's."""
     found = [each for each in documents(files(job)) if each["kind"] != "Kustomization"]
     return {(each["kind"], each["metadata"]["name"]): each for each in found}
 
 
-def stable(job: PodJob) -> dict[str, str]:
+def stable(job: PodSettings) -> dict[str, str]:
     """The files without what changes with every new setting: a test of its own has the settings."""
     texts = {name: text for name, text in files(job).items() if name != "settings.yaml"}
     return {name: re.sub(r"(?<=checksum/settings: ).+", "…", text) for name, text in texts.items()}

@@ -55,7 +55,7 @@ def test_card_tells_what_how_long_and_how_good(tmp_path: Path) -> None:
         "| mean return of the last 100 training episodes | 475.2 |",
         '| environment | `Robot-v0` with `{"speed":2}` |',
         "| observation `camera` | uint8[3, 40, 40] |",
-        "| action | numbers[1] from -1 to 1 |",
+        "| action | continuous[1] from -1 to 1 |",
         "| memory | GRU of 8 |",
         "| commit | abc123 |",
         "| trouble: rows dropped: partial_unroll | 7 |",
@@ -87,21 +87,21 @@ def test_card_shows_the_curve_the_newest_video_and_evaluations_that_are_there(tm
     card = card_of(run_dir)
     assert "](curve.png)" in card
     assert "](videos/002.gif)" in card
-    assert "[The video](videos/002.mp4)" in card
+    assert "[Video](videos/002.mp4)" in card
     assert "| evaluation `best`: return_mean | 480.5 |" in card
     assert "| evaluation `best`: episodes | 100 |" in card
 
 
 def test_card_of_a_run_that_has_not_ended_says_so(tmp_path: Path) -> None:
     card = card_of(leave_run(tmp_path / "run"))
-    assert "The run has not ended in order yet" in card
+    assert "The run has not ended cleanly yet" in card
     assert "model-index" not in card
 
 
 def test_card_of_a_damaged_summary_goes_without(tmp_path: Path) -> None:
     run_dir = leave_run(tmp_path / "run")
     (run_dir / "summary.json").write_text("{")
-    assert "The run has not ended in order yet" in card_of(run_dir)
+    assert "The run has not ended cleanly yet" in card_of(run_dir)
 
 
 def test_card_of_no_run_directory_says_so(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from seedrl.models.base import core_size_of
 from seedrl.models.build import build_model
 from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import MANIFEST, STATE, TENSORS, Checkpoint
+from seedrl.run.saving import save as save_checkpoint
 from seedrl.specs import EnvSpec
 from tests.builders import model_input, same, weights
 from tests.fakes import make_spec
@@ -71,7 +72,7 @@ def test_checkpoint_saved_tensors_and_state_are_loaded_unchanged(tmp_path: Path)
         "with gradient": torch.ones(2, requires_grad=True),
     }
     state = {"seconds": 0.1 + 0.2, "nested": {"list": [1, 2.5, None]}, "huge": 2**60}
-    loaded = files.load(files.save(tmp_path, 5, Checkpoint(tensors, state), keep=1))
+    loaded = files.load(save_checkpoint(tmp_path, 5, Checkpoint(tensors, state), keep=1))
     assert same(loaded.tensors, {name: tensor.detach() for name, tensor in tensors.items()})
     assert [loaded.tensors[name].dtype for name in tensors] == [tensor.dtype for tensor in tensors.values()]
     assert loaded.state == state
@@ -80,7 +81,7 @@ def test_checkpoint_saved_tensors_and_state_are_loaded_unchanged(tmp_path: Path)
 def test_checkpoint_tensors_that_share_memory_are_saved(tmp_path: Path) -> None:
     """Tied weights of an own model appear under two names."""
     tied = torch.randn(3, 2)
-    loaded = files.load(files.save(tmp_path, 5, Checkpoint({"a": tied, "b": tied, "part": tied[:1]}, {}), keep=1))
+    loaded = files.load(save_checkpoint(tmp_path, 5, Checkpoint({"a": tied, "b": tied, "part": tied[:1]}, {}), keep=1))
     assert same(loaded.tensors, {"a": tied, "b": tied, "part": tied[:1]})
 
 
@@ -92,7 +93,7 @@ def test_checkpoint_save_and_load_use_no_pickle(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(pickle, name, refuse)
     for name in ("load", "save"):
         monkeypatch.setattr(torch, name, refuse)
-    files.save(tmp_path, 5, numbered(1), keep=1)
+    save_checkpoint(tmp_path, 5, numbered(1), keep=1)
     assert newest(tmp_path) == 1
 
 
@@ -139,7 +140,7 @@ def test_checkpoint_restored_training_equals_uninterrupted_training(
         **files.with_prefix("model", dict(model.state_dict())),
         **files.with_prefix("optimizer", files.pack_optimizer(optimizer)),
     }
-    loaded = files.load(files.save(tmp_path, 5, Checkpoint(tensors, {}), keep=1)).tensors
+    loaded = files.load(save_checkpoint(tmp_path, 5, Checkpoint(tensors, {}), keep=1)).tensors
     train(model, optimizer, spec, range(3, 6))
 
     restored = build_model(config, spec, seed=2)
@@ -172,7 +173,7 @@ def test_checkpoint_directory_without_any_loads_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [1, 3])
 def test_checkpoint_save_keeps_the_newest(tmp_path: Path, keep: int) -> None:
     for number in range(1, 6):
-        path = files.save(tmp_path, 1000 * number, numbered(number), keep)
+        path = save_checkpoint(tmp_path, 1000 * number, numbered(number), keep)
         assert newest(tmp_path) == number
         assert path.is_dir()
     assert names(tmp_path) == [f"{1000 * number:012d}" for number in range(1, 6)][-keep:]
@@ -180,7 +181,7 @@ def test_checkpoint_save_keeps_the_newest(tmp_path: Path, keep: int) -> None:
 
 def test_checkpoint_found_are_sorted_by_steps_and_leave_out_the_rest(tmp_path: Path) -> None:
     for steps in (900, 10_000, 2_000_000):
-        files.save(tmp_path, steps, numbered(1), keep=9)
+        save_checkpoint(tmp_path, steps, numbered(1), keep=9)
     (tmp_path / "123").touch()
     (tmp_path / "notes").mkdir()
     (tmp_path / ".000000009999.77").mkdir()
@@ -190,7 +191,7 @@ def test_checkpoint_found_are_sorted_by_steps_and_leave_out_the_rest(tmp_path: P
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_checkpoint_further_ones_of_the_same_steps_are_newer(tmp_path: Path, keep: int) -> None:
     for number in range(1, 7):
-        files.save(tmp_path, 5, numbered(number), keep)
+        save_checkpoint(tmp_path, 5, numbered(number), keep)
         assert newest(tmp_path) == number
         assert len(names(tmp_path)) == min(number, keep)
 
@@ -198,17 +199,17 @@ def test_checkpoint_further_ones_of_the_same_steps_are_newer(tmp_path: Path, kee
 def test_checkpoint_save_removes_what_a_killed_save_left(tmp_path: Path) -> None:
     (tmp_path / ".000000000003.4711").mkdir()
     (tmp_path / ".000000000003.4711" / TENSORS).touch()
-    files.save(tmp_path, 5, numbered(1), keep=1)
+    save_checkpoint(tmp_path, 5, numbered(1), keep=1)
     assert names(tmp_path) == ["000000000005"]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_checkpoint_saved_after_a_fallback_outlives_the_damaged_one(tmp_path: Path, keep: int) -> None:
     """The damaged one has more steps than the one saved next: it must not count as the newest to keep."""
-    files.save(tmp_path, 100, numbered(1), keep=2)
-    (files.save(tmp_path, 200, numbered(2), keep=2) / STATE).write_text("{}")
+    save_checkpoint(tmp_path, 100, numbered(1), keep=2)
+    (save_checkpoint(tmp_path, 200, numbered(2), keep=2) / STATE).write_text("{}")
     assert number_of(files.load_newest(tmp_path, lambda _: None)) == 1
-    saved = files.save(tmp_path, 150, numbered(3), keep)
+    saved = save_checkpoint(tmp_path, 150, numbered(3), keep)
     assert number_of(files.load(saved)) == 3
     assert number_of(files.load_newest(tmp_path, lambda _: None)) == 3
 
@@ -223,27 +224,27 @@ def scored(number: int, score: float | None) -> Checkpoint:
 def test_checkpoint_best_is_kept_until_there_is_a_better_one(tmp_path: Path) -> None:
     kept = []
     for number, score in enumerate([None, 5.0, 3.0, 4.0, None, 7.0, 6.0], start=1):
-        files.save(tmp_path, number, scored(number, score), keep=1, best=True)
+        save_checkpoint(tmp_path, number, scored(number, score), keep=1, best=True)
         kept.append([int(name) for name in names(tmp_path)])
     assert kept == [[1], [2], [2, 3], [2, 4], [2, 5], [6], [6, 7]]
 
 
 def test_checkpoint_best_of_equal_ones_is_the_newest(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        files.save(tmp_path, number, scored(number, 5.0 if number < 3 else 1.0), keep=1, best=True)
+        save_checkpoint(tmp_path, number, scored(number, 5.0 if number < 3 else 1.0), keep=1, best=True)
     assert [int(name) for name in names(tmp_path)] == [2, 3]
 
 
 def test_checkpoint_milestones_are_kept_for_ever(tmp_path: Path) -> None:
     for steps in (40, 90, 110, 150, 230, 270, 290, 410):
-        files.save(tmp_path, steps, numbered(steps), keep=2, milestones=100)
+        save_checkpoint(tmp_path, steps, numbered(steps), keep=2, milestones=100)
     assert [int(name) for name in names(tmp_path)] == [110, 230, 290, 410]
 
 
 def test_checkpoint_state_that_cannot_be_read_has_no_score(tmp_path: Path) -> None:
     for content in ("[]", "{", '{"score": "high"}'):
-        (files.save(tmp_path, 1, scored(1, 9.0), keep=9) / STATE).write_text(content)
-    files.save(tmp_path, 2, scored(2, 1.0), keep=1, best=True)
+        (save_checkpoint(tmp_path, 1, scored(1, 9.0), keep=9) / STATE).write_text(content)
+    save_checkpoint(tmp_path, 2, scored(2, 1.0), keep=1, best=True)
     assert [int(name) for name in names(tmp_path)] == [2]
 
 
@@ -251,19 +252,19 @@ def test_checkpoint_that_is_not_what_was_written_replaces_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C5: older ones go only after the new one is verified."""
-    files.save(tmp_path, 100, numbered(1), keep=1)
+    save_checkpoint(tmp_path, 100, numbered(1), keep=1)
     write = files._write
     monkeypatch.setattr(files, "_write", lambda path, content: write(path, content.replace(b"2", b"3")))
     with pytest.raises(RunDirectoryError, match="does not match its manifest"):
-        files.save(tmp_path, 200, numbered(2), keep=1)
+        save_checkpoint(tmp_path, 200, numbered(2), keep=1)
     assert names(tmp_path) == ["000000000100"]
     assert newest(tmp_path) == 1
 
 
 def test_checkpoint_deleted_half_way_never_looks_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.save(tmp_path, 100, numbered(1), keep=1)
+    save_checkpoint(tmp_path, 100, numbered(1), keep=1)
     monkeypatch.setattr(files.shutil, "rmtree", lambda path, **_: None)  # killed before it began
-    files.save(tmp_path, 200, numbered(2), keep=1)
+    save_checkpoint(tmp_path, 200, numbered(2), keep=1)
     assert [path.name for path in files.found(tmp_path)] == ["000000000200"]
 
 
@@ -324,8 +325,8 @@ def test_checkpoint_damaged_file_is_noticed_and_the_one_before_used(
     tmp_path: Path, damage: Callable[[Path], None], name: str
 ) -> None:
     """C2: flipped bits, truncation, missing files."""
-    files.save(tmp_path, 100, numbered(1), keep=3)
-    path = files.save(tmp_path, 200, numbered(2), keep=3)
+    save_checkpoint(tmp_path, 100, numbered(1), keep=3)
+    path = save_checkpoint(tmp_path, 200, numbered(2), keep=3)
     damage(path / name)
     warnings: list[str] = []
     assert number_of(files.load_newest(tmp_path, warnings.append)) == 1
@@ -337,7 +338,7 @@ def test_checkpoint_damaged_file_is_noticed_and_the_one_before_used(
 
 def test_checkpoint_damaged_in_a_run_of_ours_is_set_aside_once_another_one_was_found(tmp_path: Path) -> None:
     for steps in (100, 200, 300):
-        files.save(tmp_path, steps, numbered(steps), keep=3)
+        save_checkpoint(tmp_path, steps, numbered(steps), keep=3)
     for steps in (200, 300):
         flip_middle(tmp_path / f"{steps:012d}" / TENSORS)
     warnings: list[str] = []
@@ -349,7 +350,7 @@ def test_checkpoint_damaged_in_a_run_of_ours_is_set_aside_once_another_one_was_f
 
 @pytest.mark.parametrize("name", FILES)
 def test_checkpoint_every_single_bit_flip_is_noticed(tmp_path: Path, name: str) -> None:
-    path = files.save(tmp_path, 100, numbered(1), keep=1)
+    path = save_checkpoint(tmp_path, 100, numbered(1), keep=1)
     unnoticed = []
     for bit in range(8 * (path / name).stat().st_size):
         flip(path / name, bit)
@@ -363,7 +364,7 @@ def test_checkpoint_every_single_bit_flip_is_noticed(tmp_path: Path, name: str) 
 
 
 def test_checkpoint_files_of_another_one_are_noticed(tmp_path: Path) -> None:
-    one, other = (files.save(tmp_path, steps, numbered(steps), keep=2) for steps in (1, 2))
+    one, other = (save_checkpoint(tmp_path, steps, numbered(steps), keep=2) for steps in (1, 2))
     (one / TENSORS).replace(other / TENSORS)
     with pytest.raises(RunDirectoryError, match=f"{other} is damaged: {TENSORS} does not match its manifest"):
         files.load(other)
@@ -371,7 +372,7 @@ def test_checkpoint_files_of_another_one_are_noticed(tmp_path: Path) -> None:
 
 def test_checkpoint_all_damaged_is_an_error_that_says_where(tmp_path: Path) -> None:
     for steps in (100, 200):
-        flip_middle(files.save(tmp_path, steps, numbered(steps), keep=2) / TENSORS)
+        flip_middle(save_checkpoint(tmp_path, steps, numbered(steps), keep=2) / TENSORS)
     warnings: list[str] = []
     with pytest.raises(RunDirectoryError, match=f"every checkpoint in {tmp_path} is damaged"):
         files.load_newest(tmp_path, warnings.append, is_ours=True)
@@ -405,17 +406,17 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 def test_checkpoint_save_on_a_full_disk_fails_and_leaves_no_trace(
     tmp_path: Path, size: int, content: Checkpoint
 ) -> None:
-    files.save(tmp_path, 100, numbered(1), keep=1)
+    save_checkpoint(tmp_path, 100, numbered(1), keep=1)
     with no_file_larger_than(size), pytest.raises(OSError, match="File too large"):
-        files.save(tmp_path, 200, content, keep=1)
+        save_checkpoint(tmp_path, 200, content, keep=1)
     assert names(tmp_path) == ["000000000100"]
     assert newest(tmp_path) == 1
 
 
 def test_checkpoint_save_of_what_json_cannot_hold_fails_and_leaves_no_trace(tmp_path: Path) -> None:
-    files.save(tmp_path, 100, numbered(1), keep=1)
+    save_checkpoint(tmp_path, 100, numbered(1), keep=1)
     with pytest.raises(TypeError, match="not JSON serializable"):
-        files.save(tmp_path, 200, Checkpoint({}, {"path": tmp_path}), keep=1)
+        save_checkpoint(tmp_path, 200, Checkpoint({}, {"path": tmp_path}), keep=1)
     assert names(tmp_path) == ["000000000100"]
     assert newest(tmp_path) == 1
 
@@ -432,7 +433,7 @@ def save_until_operation(directory: Path, operation: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-    files.save(directory, 100, numbered(2), keep=1)
+    save_checkpoint(directory, 100, numbered(2), keep=1)
 
 
 def test_checkpoint_save_killed_at_any_file_operation_leaves_one_that_loads(tmp_path: Path) -> None:
@@ -440,7 +441,7 @@ def test_checkpoint_save_killed_at_any_file_operation_leaves_one_that_loads(tmp_
     outcomes = []
     for operation in range(1, 100):
         directory = tmp_path / str(operation)
-        files.save(directory, 100, numbered(1), keep=1)
+        save_checkpoint(directory, 100, numbered(1), keep=1)
         child = processes.Process(target=save_until_operation, args=(directory, operation))
         child.start()
         child.join()
@@ -448,7 +449,7 @@ def test_checkpoint_save_killed_at_any_file_operation_leaves_one_that_loads(tmp_
         if child.exitcode == 0:
             break
         assert child.exitcode == -signal.SIGKILL
-        files.save(directory, 101, numbered(3), keep=1)
+        save_checkpoint(directory, 101, numbered(3), keep=1)
         assert names(directory) == ["000000000101"]
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {1, 2}
@@ -457,7 +458,7 @@ def test_checkpoint_save_killed_at_any_file_operation_leaves_one_that_loads(tmp_
 
 def save_for_ever(directory: Path, reports: Connection) -> None:
     for number in itertools.count(1):
-        files.save(directory, number, numbered(number), keep=2)
+        save_checkpoint(directory, number, numbered(number), keep=2)
         reports.send(number)
 
 
@@ -482,7 +483,7 @@ def bad_after_kills(directory: Path, seed: int, kills: int) -> int:
         child.kill()
         child.join()
         bad += newest(where) < max(rest_of(reports), default=1)
-        files.save(where, 10**6, numbered(0), keep=1)
+        save_checkpoint(where, 10**6, numbered(0), keep=1)
         assert names(where) == ["000001000000"]  # and nothing is left of the one that was interrupted
     return bad
 
@@ -500,7 +501,7 @@ def test_checkpoint_process_killed_by_the_hundred_leaves_the_newest_loadable(tmp
 
 
 def test_checkpoint_manifest_holds_the_digests_of_both_files(tmp_path: Path) -> None:
-    path = files.save(tmp_path, 100, numbered(1), keep=1)
+    path = save_checkpoint(tmp_path, 100, numbered(1), keep=1)
     assert names(path) == sorted(FILES)
     manifest = json.loads((path / MANIFEST).read_text())
     assert manifest.keys() == {TENSORS, STATE}

@@ -26,7 +26,7 @@ def test_crashes_within_the_limit_wait_longer_each_time() -> None:
         crashes.add()
         seen.append((crashes.back_off, crashes.are_too_many))
     assert seen == [(0.5, False), (1.0, False), (1.2, False), (1.2, True)]
-    assert crashes.words == "crashed 4 times within 10 minutes"
+    assert crashes.summary == "crashed 4 times within 10 minutes"
 
 
 def test_crashes_of_long_ago_are_forgotten() -> None:
@@ -157,7 +157,9 @@ def test_supervisor_gives_up_on_a_learner_that_crashes_too_often_and_says_why(
     assert lines[0] == (
         "learner ended with code 7 (thread learner died); actor-0 (16 slots) wait for it; restarting it"
     )
-    reason = "the learner crashed 3 times within 10 minutes, max_restarts allows no more; last: thread learner died"
+    reason = (
+        "the learner crashed 3 times within 10 minutes, more often than max_restarts allows; last: thread learner died"
+    )
     assert lines[2] == f"seedrl run: {reason}"
     supervisor._note()
     read = context.read()
@@ -190,7 +192,7 @@ def test_supervisor_of_a_crashed_actor_says_that_it_concerns_only_its_slots(
     supervisor._log(0).write_text("first\nEnvFailed\n")
     supervisor._consider_restart(0, Child("actor-0", lambda: ending_with(0)), 5)
     assert capsys.readouterr().err == (
-        "actor 0 ended with code 5 (EnvFailed); that concerns actor-0 (16 slots); restarting it\n"
+        "actor 0 ended with code 5 (EnvFailed); this affects actor-0 (16 slots); restarting it\n"
     )
 
 
@@ -240,7 +242,7 @@ def test_supervisor_follows_what_the_learner_could_use_within_bounds(
     assert capsys.readouterr().err.splitlines() == [
         "the learner could use 3 actors: starting actor-2",
         "the learner could use 4 actors: starting actor-3",
-        "the learner can do with 2: ending actor-2, actor-3",
+        "the learner needs only 2 actors: ending actor-2, actor-3",
         "the learner could use 3 actors: starting actor-2",
     ]
     assert following._actor_crashes.count == 0

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from seedrl.config import ActorsConfig, LearnerConfig, evaluation_envs
+from seedrl.config import ActorsConfig, LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.serving.seats import EVALUATION, Seat, planned_seats
 from seedrl.serving.sessions import SessionTable
+from seedrl.sizes import evaluation_envs
 from seedrl.specs import ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.validation import check

@@ -85,8 +85,8 @@ def test_export_read_back_equals_the_model(tmp_path: Path, case: str, kind: Form
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [out.name]
 
 
-def test_step_of_the_policy_is_what_inference_makes_of_the_same_rows(tmp_path: Path) -> None:
-    """That is: the model's numbers, and of them the likeliest action within its bounds."""
+def test_step_of_the_policy_equals_inference_on_the_same_rows(tmp_path: Path) -> None:
+    """The outputs are those of the model, with the most likely action within its bounds."""
     policy = trained_case(tmp_path, "gru-squashed-box").policy
     inputs = random_inputs(policy, rows=5, seed=1)
     found = policy.step(inputs)
@@ -98,9 +98,9 @@ def test_step_of_the_policy_is_what_inference_makes_of_the_same_rows(tmp_path: P
     assert torch.equal(found.value, output.value[0])
     assert torch.equal(found.next_core_state, core_state)
     assert torch.equal(found.next_last_action, output.logits[0, :, :2])  # means
-    told = policy.actions.to_env(found.next_last_action.numpy())
+    bounded = policy.actions.to_env(found.next_last_action.numpy())
     assert isinstance(found.action, Tensor)
-    np.testing.assert_allclose(found.action, told, rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.action, bounded, rtol=1e-6)  # type: ignore[arg-type]
 
 
 def session_of(path: Path) -> Any:
@@ -204,7 +204,7 @@ def test_export_that_differs_from_the_model_fails_and_leaves_no_file(
     assert not (tmp_path / ".policy.pt2").exists()
 
 
-def test_export_that_does_not_choose_the_likeliest_action_fails(
+def test_export_that_does_not_choose_the_most_likely_action_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = trained_case(tmp_path, "mlp")
@@ -215,7 +215,7 @@ def test_export_that_does_not_choose_the_likeliest_action_fails(
         return lambda inputs: (found := step(inputs))._replace(action=1 - found.action)
 
     monkeypatch.setitem(FORMATS, Format.torch, type(honest)(honest.suffix, honest.write, read))
-    with pytest.raises(SeedrlError, match="action of the exported policy is not the likeliest"):
+    with pytest.raises(SeedrlError, match="action of the exported policy is not the most likely one"):
         export(trained, Format.torch, tmp_path / "policy.pt2")
 
 
@@ -255,7 +255,7 @@ def test_export_command_writes_into_the_run_directory_and_says_how_near_it_is(
     run_dir = leave_trained(tmp_path / "run")
     run_export(ExportConfig(run=str(run_dir)))
     assert (run_dir / "policy.pt2").is_file()
-    assert "differ from the model's by 0.0e+00 at most" in capsys.readouterr().out
+    assert "differ from the model's by at most 0.0e+00" in capsys.readouterr().out
 
 
 def test_export_command_refuses_a_file_with_another_ending(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from omegaconf import OmegaConf
 from seedrl.commands import compose, main
 from seedrl.config import ActorConfig, CertsConfig, LearnerConfig, RunConfig
 from seedrl.errors import ConfigError
-from seedrl.launching.cluster import PodJob
 from seedrl.launching.kubernetes import MARK, files
 from seedrl.launching.liveness import is_live
+from seedrl.launching.pod_settings import PodSettings
 from seedrl.launching.pods import image
 from seedrl.monitoring.endpoint import Endpoint, Page
 from seedrl.run.directory import plain
@@ -86,18 +86,18 @@ def test_golden_files_are_of_these_jobs_only() -> None:
 # Pods get the job that was asked for.
 
 
-def pod_of(job: PodJob, role: str) -> dict[str, Any]:
+def pod_of(job: PodSettings, role: str) -> dict[str, Any]:
     kind = "StatefulSet" if role == "learner" else "Deployment"
     template: dict[str, Any] = objects(job)[kind, f"{job.name}-{role}"]["spec"]["template"]
     return template
 
 
-def container_of(job: PodJob, role: str) -> dict[str, Any]:
+def container_of(job: PodSettings, role: str) -> dict[str, Any]:
     [container] = pod_of(job, role)["spec"]["containers"]
     return dict(container)
 
 
-def as_in_a_pod(job: PodJob, role: str, directory: Path, number: int = 0) -> list[str]:
+def as_in_a_pod(job: PodSettings, role: str, directory: Path, number: int = 0) -> list[str]:
     """Command and arguments of a role's pod, as the kubelet would start it with its files in this directory."""
     config_map = objects(job)["ConfigMap", f"{job.name}-settings"]
     [volume] = [each for each in pod_of(job, role)["spec"]["volumes"] if each["name"] == "settings"]
@@ -312,7 +312,7 @@ def test_pods_have_no_rights_they_do_not_need(variant: str) -> None:
         assert spec["terminationGracePeriodSeconds"] == 30
 
 
-def ingress(job: PodJob, role: str) -> list[tuple[str, list[int]]]:
+def ingress(job: PodSettings, role: str) -> list[tuple[str, list[int]]]:
     """(who, ports) that a role's policy lets in."""
     policy = objects(job)["NetworkPolicy", f"{job.name}-{role}"]["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -499,24 +499,24 @@ def test_name_is_the_environments_as_a_service_can_have_it(overrides: str, name:
     [
         ("listen=127.0.0.1:50051", "listen=127.0.0.1:50051 can be reached from inside the pod only"),
         ("listen=unix:/tmp/x.sock", "listen=unix:/tmp/x.sock can be reached from inside the pod only"),
-        ("listen=10.0.0.1:50051", "listen=10.0.0.1:50051: a pod's address is not known before"),
-        ("listen=0.0.0.0:0", "listen=0.0.0.0:0: a pod's address is not known before"),
+        ("listen=10.0.0.1:50051", "listen=10.0.0.1:50051: the address of a pod is not known in advance"),
+        ("listen=0.0.0.0:0", "listen=0.0.0.0:0: the address of a pod is not known in advance"),
         ("metrics=127.0.0.1:9464", "metrics=127.0.0.1:9464 can be reached from inside the pod only"),
-        ("metrics=''", "metrics= has to be served: probes and Prometheus ask there"),
+        ("metrics=''", "metrics must not be empty: probes and Prometheus need it"),
         ("metrics=0.0.0.0:50051", "are the same port"),
-        ("socket=unix:/tmp/x.sock", "socket=unix:/tmp/x.sock has nobody to connect to it"),
+        ("socket=unix:/tmp/x.sock", "socket=unix:/tmp/x.sock has no use: no actor runs inside"),
         ("lockstep=true", "lockstep=true is for one machine"),
         ("launch=ray", "launch=ray has no manifests"),
         ("launch.name=Pong", "launch.name=Pong cannot name a Service"),
-        ("launch.namespace=a_b", "launch.namespace=a_b is no name of a namespace"),
-        ("launch.learner.gpus=0.5", "launch.learner.gpus=0.5: Kubernetes gives out whole accelerators only"),
+        ("launch.namespace=a_b", "launch.namespace=a_b cannot name a namespace"),
+        ("launch.learner.gpus=0.5", "launch.learner.gpus=0.5: Kubernetes assigns whole accelerators only"),
         ("+launch.env.POD_NAME=x", "POD_NAME is set by the manifests"),
         ("launch.image=seedrl@sha256:0", "launch.image=seedrl@sha256:0 is one image"),
         ("launch.storage_gb=0", "launch.storage_gb=0.0 must be positive"),
         ("launch.per_node=-1", "launch.per_node=-1 must not be negative"),
-        ("security.certificate_file=server.pem", "security.certificate_file=server.pem is a file of this machine"),
-        ("security.token_file=token", "security.token_file=token is a file of this machine"),
-        ("run_dir=runs/a", "run_dir=runs/a is a directory of this machine"),
+        ("security.certificate_file=server.pem", "security.certificate_file=server.pem is a file on this machine"),
+        ("security.token_file=token", "security.token_file=token is a file on this machine"),
+        ("run_dir=runs/a", "run_dir=runs/a is a directory on this machine"),
         ("ranks.advertise=a:1", "ranks.advertise=a:1 differs from rank to rank"),
         ("env=own", "env.id=own is an environment that actors bring"),
     ],

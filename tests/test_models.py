@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.config import ModelConfig
+from seedrl.config import EnvConfig, LearnerConfig, ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic, LstmCore, Masked, PopArt, core_size_of, popart_of
-from seedrl.models.build import Encoders, build_model
+from seedrl.models.build import Encoders, build_model, build_run_model
 from seedrl.models.images import Centre, GridEncoder, ImageEncoder
 from seedrl.models.mlp import MlpEncoder, Normalize
+from seedrl.models.statistics import RunningMoments, apply_statistics, discard_statistics
 from seedrl.specs import ArraySpec, EnvSpec, discrete
-from seedrl.types import ModelInput
+from seedrl.types import ModelInput, stack_frames
 from tests.builders import model_input, row_of, same, weights
 from tests.fakes import TinyModel, make_spec
 
@@ -130,11 +131,13 @@ def test_model_every_parameter_gets_a_gradient(name: str, lstm: int) -> None:
     assert [n for n, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()] == []
 
 
-@every_model
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("name", ["mlp", "nature", "impala", "grid", "tiny"])
 @with_and_without_lstm
-def test_model_leaves_its_inputs_alone(name: str, lstm: int) -> None:
-    model = built(name, lstm)
-    inputs, core_state = model_input(SPECS[name], rows=3, batch=2), core_of(model, batch=2)
+def test_model_leaves_its_inputs_alone(name: str, lstm: int, dtype: str) -> None:
+    spec = make_spec((2, 36, 36), dtype)
+    model = build_model(ModelConfig(name=name, layers=[16], lstm=lstm), spec, seed=1)
+    inputs, core_state = model_input(spec, rows=3, batch=2), core_of(model, batch=2)
     before = [tensor.clone() for tensor in (*inputs, core_state)]
     model(inputs, core_state)
     assert all(torch.equal(*pair) for pair in zip(before, (*inputs, core_state), strict=True))
@@ -195,13 +198,14 @@ def test_mlp_sees_bytes_in_units_of_their_range() -> None:
 
 
 def test_model_image_centre_tracks_the_mean_in_training_only() -> None:
-    centre = Centre(make_spec((2, 3, 3), "uint8").observation)
-    dark, bright = (torch.full((4, 2, 3, 3), value, dtype=torch.uint8) for value in (10, 30))
-    centre(dark)
-    centre(bright)
+    centre = Centre(make_spec((2, 3, 3), "uint8").observations[0])
+    for value in (10, 30):
+        centre(torch.full((4, 2, 3, 3), value, dtype=torch.uint8))
+        apply_statistics(centre)
     with torch.no_grad():
         centred = centre(torch.full((1, 2, 3, 3), 84, dtype=torch.uint8))
         assert torch.equal(centred, torch.ones(1, 2, 3, 3))  # (84 - 20) / 64
+    apply_statistics(centre)
     assert int(centre.seen) == 2
 
 
@@ -274,18 +278,24 @@ def make_popart(seed: int = 0) -> PopArt:
     return PopArt(nn.Linear(4, 1))
 
 
+def follow(head: PopArt, targets: Tensor) -> None:
+    head.rescale(targets.double().mean(), (targets.double() - head.moments.mean).square().mean())
+
+
 def test_popart_rescaled_changes_no_value() -> None:
     head, features = make_popart(), torch.randn(64, 4)
-    for mean, square in ((50.0, 4000.0), (-3.0, 90.0), (0.0, 0.0), (1e4, 2e8)):
+    for mean, deviation in ((50.0, 40.0), (-3.0, 9.0), (0.0, 0.0), (1e4, 1e4)):
         before = head(features)
-        head.rescale(torch.tensor(mean), torch.tensor(square))
+        follow(head, mean + deviation * torch.randn(100))
         torch.testing.assert_close(head(features), before, rtol=1e-4, atol=1e-3)
 
 
-def test_popart_unit_and_mean_are_those_of_all_targets_so_far() -> None:
-    head, targets = make_popart(), 30 + 7 * torch.randn(10, 100, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize(("mean", "deviation"), [(30.0, 7.0), (1e4, 10.0), (-1e5, 10.0)])
+def test_popart_unit_and_mean_are_those_of_all_targets_so_far(mean: float, deviation: float) -> None:
+    head = make_popart()
+    targets = mean + deviation * torch.randn(10, 100, generator=torch.Generator().manual_seed(1))
     for batch in targets:
-        head.rescale(batch.mean(), batch.square().mean())
+        follow(head, batch)
     torch.testing.assert_close(head.mean, targets.mean())
     torch.testing.assert_close(head.unit, targets.std(correction=0), rtol=1e-3, atol=0)
 
@@ -301,25 +311,114 @@ def test_popart_is_found_behind_a_mask() -> None:
 # Observations in running units
 
 
+def learn(module: nn.Module, batch: Tensor) -> None:
+    module(batch)
+    apply_statistics(module)
+
+
 def test_normalize_uses_what_it_knew_before_and_learns_only_in_training() -> None:
     normalize, rows = Normalize(2), torch.tensor([[1.0, 10.0], [3.0, 30.0]])
     with torch.no_grad():
         torch.testing.assert_close(normalize(rows), rows.clamp(-10, 10))
-    assert float(normalize.seen) == 0
-    normalize(rows)
-    torch.testing.assert_close(normalize.mean, torch.tensor([2.0, 20.0]))
+    apply_statistics(normalize)
+    assert float(normalize.moments.seen) == 0
+    torch.testing.assert_close(normalize(rows), rows.clamp(-10, 10))
+    apply_statistics(normalize)
+    torch.testing.assert_close(normalize.moments.mean.tolist(), [2.0, 20.0])
     with torch.no_grad():
         torch.testing.assert_close(normalize(rows), torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
 
 
-def test_normalize_keeps_outliers_in_reach() -> None:
+def test_normalize_clips_outliers() -> None:
     normalize = Normalize(1)
-    normalize(torch.randn(1000, 1))
+    learn(normalize, torch.randn(1000, 1))
     with torch.no_grad():
         assert normalize(torch.tensor([[1e9], [-1e9]])).tolist() == [[10.0], [-10.0]]
 
 
-# Categorical that the environment forbids
+@pytest.mark.parametrize("mean", [0.0, 1e4, -1e6])
+def test_normalize_gives_unit_deviation_far_from_zero(mean: float) -> None:
+    normalize, generator = Normalize(1), torch.Generator().manual_seed(1)
+    for _ in range(50):
+        learn(normalize, mean + torch.randn(200, 1, generator=generator))
+    with torch.no_grad():
+        found = normalize(mean + torch.randn(10_000, 1, generator=generator))
+    assert found.mean().item() == pytest.approx(0.0, abs=0.05)
+    assert found.std().item() == pytest.approx(1.0, abs=0.05)
+
+
+def test_normalize_mean_follows_slow_changes_far_from_zero() -> None:
+    """An update of less than the resolution of float32 at the mean is not lost."""
+    normalize = Normalize(1)
+    normalize.moments.seen.fill_(1e6)
+    normalize.moments.mean.fill_(1e5)
+    for _ in range(5000):
+        learn(normalize, torch.full((4, 1), 1e5 + 0.5))
+    assert normalize.moments.mean.item() == pytest.approx(1e5 + 0.5, abs=0.01)
+
+
+def test_running_moments_are_those_of_the_weighted_mixture_of_all_batches() -> None:
+    moments, generator = RunningMoments(), torch.Generator().manual_seed(1)
+    batches = [
+        scale * torch.randn(size, generator=generator) + scale for size, scale in ((5, 1.0), (50, 9.0), (2, -4.0))
+    ]
+    for batch in batches:
+        moments.merge_sums(moments.sums(batch))
+    mean = torch.stack([batch.double().mean() for batch in batches]).mean()
+    square = torch.stack([batch.double().square().mean() for batch in batches]).mean()
+    torch.testing.assert_close(moments.mean, mean)
+    torch.testing.assert_close(moments.variance, square - mean.square())
+
+
+def test_running_moments_of_parts_of_a_batch_add_up_to_those_of_the_whole() -> None:
+    """That is how ranks join theirs; the weights of ranks do not matter as long as they are equal."""
+    rows = 1e4 + torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
+    whole, parts = RunningMoments(2), RunningMoments(2)
+    for batch in rows.split(15):
+        whole.merge_sums(whole.sums(batch))
+        parts.merge_sums(torch.stack([parts.sums(part) for part in batch.split([4, 11])]).sum(dim=0) / 3)
+    torch.testing.assert_close(parts.variance, whole.variance)
+    torch.testing.assert_close(parts.mean, whole.mean)
+
+
+@pytest.mark.parametrize("huge", [2e19, 3e38, float("inf"), float("nan")])
+def test_statistics_of_a_batch_with_a_huge_value_are_left_out(huge: float) -> None:
+    normalize = Normalize(2)
+    learn(normalize, torch.randn(10, 2))
+    before = weights(normalize)
+    rows = torch.randn(10, 2)
+    rows[3, 1] = huge
+    found = normalize(rows)
+    assert bool(torch.isfinite(found).all()) is not (huge != huge)
+    apply_statistics(normalize)
+    assert same(before, weights(normalize))
+    learn(normalize, torch.randn(10, 2))
+    assert float(normalize.moments.seen) == 2
+
+
+def test_statistics_of_images_that_are_not_finite_are_left_out() -> None:
+    centre = Centre(ArraySpec((1, 4, 4), "float32"))
+    learn(centre, torch.ones(8, 1, 4, 4))
+    before = weights(centre)
+    learn(centre, torch.full((8, 1, 4, 4), 3e38).index_fill(0, torch.tensor([0]), float("inf")))
+    assert same(before, weights(centre))
+
+
+@pytest.mark.parametrize("name", ["mlp", "nature"])
+def test_statistics_that_are_discarded_leave_the_model_as_it_was(name: str) -> None:
+    model = build_model(ModelConfig(name=name, normalize=True), SPECS[name], seed=1)
+    before = weights(model)
+    model(model_input(SPECS[name], rows=2, batch=4), torch.zeros(4, 0))
+    assert same(before, weights(model))
+    discard_statistics(model)
+    apply_statistics(model)
+    assert same(before, weights(model))
+    model(model_input(SPECS[name], rows=2, batch=4), torch.zeros(4, 0))
+    apply_statistics(model)
+    assert not same(before, weights(model))
+
+
+# Choices that the environment forbids
 
 
 def test_masked_model_never_gives_a_forbidden_choice_a_chance() -> None:
@@ -350,3 +449,50 @@ def test_model_of_a_dict_joins_what_each_network_makes_of_its_leaf() -> None:
     assert [type(encoder) for encoder in model.encoder.encoders] == [MlpEncoder, GridEncoder]
     assert model.encoder.size == 16 + 128
     assert model.core_size == 8
+
+
+def test_build_run_model_stacks_frames_and_seeds_as_the_settings_say() -> None:
+    config = LearnerConfig(env=EnvConfig(frame_stack=2), model=ModelConfig(layers=[8]), seed=3)
+    model = build_run_model(config, make_spec((4,)))
+    assert same(weights(model), weights(build_model(config.model, make_spec((8,)), seed=3)))
+
+
+# Frames of images with their channels last
+
+
+def test_frames_of_images_are_stacked_along_their_channels() -> None:
+    def shapes(*shape: int) -> tuple[int, ...]:
+        return ArraySpec(shape, "uint8").stacked(4).shape
+
+    assert shapes(84, 84, 3) == (84, 84, 12)
+    assert shapes(3, 84, 84) == (12, 84, 84)
+    assert shapes(84, 84) == (336, 84)
+    assert shapes(1, 84, 84) == (4, 84, 84)
+    assert shapes(7) == (28,)
+    assert shapes() == (4,)
+
+
+@pytest.mark.parametrize("name", ["nature", "impala"])
+def test_image_network_sees_the_same_stack_whichever_axis_has_the_channels(name: str) -> None:
+    first, last = (make_spec(shape, "uint8") for shape in ((3, 40, 36), (40, 36, 3)))
+    frames = torch.randint(256, (5, 4, 3, 40, 36), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    outputs = []
+    for spec, given in ((first, frames), (last, frames.movedim(2, -1))):
+        stack = stack_frames(given, spec.observations[0])
+        assert stack.shape[1:] == spec.stacked(4).observations[0].shape
+        outputs.append(build_model(ModelConfig(name=name), spec.stacked(4), seed=1).get_submodule("encoder")(stack))
+    torch.testing.assert_close(*outputs)
+
+
+def test_mask_of_three_axes_is_that_of_the_newest_frame() -> None:
+    """A board [8, 8, 1] with a choice for each of its cells looks like an image with its channels last."""
+    spec = EnvSpec({"action_mask": ArraySpec((8, 8, 1), "int8"), "state": ArraySpec((2,), "float32")}, discrete(64))
+    frames = torch.zeros(3, 2, 8, 8, 1, dtype=torch.int8)
+    frames[:, 0, 0, 0] = frames[:, 1, 5, 2] = 1
+    observation = {
+        "action_mask": stack_frames(frames, spec.observations[0]).unsqueeze(0),
+        "state": torch.zeros(1, 3, 4),
+    }
+    inputs = ModelInput(observation, torch.zeros(1, 3), torch.zeros(1, 3).long(), torch.zeros(1, 3).bool())
+    output, _ = build_model(ModelConfig(), spec.stacked(2), seed=1)(inputs, torch.zeros(3, 0))
+    assert output.logits.argmax(dim=-1).tolist() == [[5 * 8 + 2] * 3]

@@ -9,13 +9,16 @@ import imageio.v2 as imageio
 import imageio_ffmpeg
 import numpy as np
 import pytest
+import torch
 
 from envs_server.drawing import why_not_drawn
+from seedrl.columns import Columns
 from seedrl.config import EnvConfig, ModelConfig, RecordConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.videos import Videos
 from seedrl.specs import ArraySpec, EnvSpec, discrete
-from seedrl.trained.play import Moment, Stack, job_of, play
+from seedrl.trained.play import Moment, job_of, play
+from seedrl.trained.player import FrameStack
 from seedrl.trained.record import GRID, Thinned, as_picture, fitted, grid_of, picture_in, run_record
 from tests.fakes import FakeClock, make_spec
 from tests.trained_runs import leave_trained, make_trained
@@ -68,16 +71,33 @@ def test_play_with_memory_and_frames_feeds_both_back(tmp_path: Path) -> None:
     assert [int(moment.observation[0, 0, 0, 0]) for moment in moments] == [0, 40, 80, 120, 160, 200]  # type: ignore[index]
 
 
-def test_stack_repeats_the_first_frame_of_an_episode() -> None:
-    stack = Stack(3)
-    rows = [np.array([[number]], np.float32) for number in range(1, 6)]
-    stacked = [stack.add(row, begins) for row, begins in zip(rows, [True, False, False, False, True], strict=True)]
-    assert [each.tolist() for each in stacked] == [[[1, 1, 1]], [[1, 1, 2]], [[1, 2, 3]], [[2, 3, 4]], [[5, 5, 5]]]  # type: ignore[union-attr]
+def test_frame_stack_repeats_the_first_frame_of_an_episode() -> None:
+    stack = FrameStack(make_spec((1,)), frames=3, rows=2)
+    seen = [
+        stack.add(torch.tensor([[number], [10.0 * number]]), torch.tensor([begins, number in (1, 3)]))
+        for number, begins in zip((1, 2, 3, 4, 5), (True, False, False, False, True), strict=True)
+    ]
+    assert [stacks[0].tolist() for stacks in seen] == [[1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4], [5, 5, 5]]
+    assert [stacks[1].tolist() for stacks in seen] == [[10] * 3, [10, 10, 20], [30] * 3, [30, 30, 40], [30, 40, 50]]
 
 
-def test_stack_of_single_numbers_has_the_shape_of_the_spec() -> None:
-    assert Stack(2).add(np.array([7], np.int64), begins=True).shape == (1, 2)  # type: ignore[union-attr]
-    assert Stack(1).add(np.array([7], np.int64), begins=True).shape == (1,)  # type: ignore[union-attr]
+@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5, 5), (1, 7, 6), (9, 8, 3)], ids=str)
+def test_frame_stack_equals_the_stacks_of_the_store(shape: tuple[int, ...], frames: int) -> None:
+    """A policy that plays sees what it saw in training, whichever code stacks the frames."""
+    spec, rows = make_spec(shape, "int32"), 2
+    store = Columns(spec, rows, unroll_length=4, frame_stack=frames, core_size=0, overlap=1, device=torch.device("cpu"))
+    stack, generator, nothing = FrameStack(spec, frames, rows), np.random.default_rng(1), np.zeros(rows, np.int64)
+    for t, age in enumerate((0, 1, 0, 1, 1)):
+        newest = generator.integers(100, size=(rows, *shape)).astype(np.int32)
+        at = store.locate(np.arange(rows), nothing + t, nothing + min(age, frames - 1))
+        store.write_frames(at.frame, newest)
+        expected = store.stacks(at)
+        found = stack.add(torch.from_numpy(newest), torch.tensor([age == 0] * rows))
+        assert isinstance(found, torch.Tensor)
+        assert isinstance(expected, torch.Tensor)
+        assert found.shape == (rows, *spec.stacked(frames).observations[0].shape)
+        assert torch.equal(found, expected)
 
 
 # Filming
@@ -114,9 +134,7 @@ def test_record_films_observations_that_are_pictures(tmp_path: Path) -> None:
 
 
 def test_record_of_an_environment_without_pictures_says_why(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"does not draw itself here .*render_mode.*, and its observations are no pict"
-    ):
+    with pytest.raises(ConfigError, match=r"does not render here .*render_mode.*, and its observations are not pict"):
         film(tmp_path, EnvConfig(id=f"{MODULE}:Blind"), make_spec((2,)))
 
 

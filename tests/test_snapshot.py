@@ -12,6 +12,7 @@ from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.metrics import Kind, LearningMetrics, ServingMetrics, declared, totals_of
 from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.saving import save as save_checkpoint
 from seedrl.run.snapshot import Resumable, initial_weights, load_weights, spec_of
 from seedrl.run.totals import counts_of, restore_counters
 from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec, decoded_spec, discrete, encoded_spec
@@ -49,7 +50,7 @@ class Run:
 
     def save(self, run_directory: Path, env_steps: int = 100) -> Path:
         taken = self.resumable.take(seconds=12.5, counts=counts_of(self.serving, self.parts.metrics))
-        return files.save(run_directory / "checkpoints", env_steps, taken, keep=3)
+        return save_checkpoint(run_directory / "checkpoints", env_steps, taken, keep=3)
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import pytest
 from seedrl.config import Engine, RunConfig
 from seedrl.launching import local
 from seedrl.launching.local import Supervisor
-from seedrl.launching.torchrun import NOTE_VARIABLE, is_under_torchrun, leave_note, noted_codes
+from seedrl.launching.torchrun import ERROR_FILE_VARIABLE, failed_codes, is_under_torchrun, write_error_file
 from seedrl.run.context import LEARNER, State
 
 
@@ -50,7 +50,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
     config.ranks.count, config.actors.count, config.launch.engine = 2, 3, Engine.torchrun
     config.launch.env, config.launch.actor.env = {"A": "job", "B": "job"}, {"B": "actor"}
     supervisor = Supervisor(config, ["env=cartpole", "ranks.count=2"])
-    supervisor._address, supervisor._notes = "unix:/private/learner.sock", tmp_path / "notes"
+    supervisor._address, supervisor._error_files = "unix:/private/learner.sock", tmp_path / "notes"
     supervisor._learner.start()
     for number in range(3):
         supervisor._start_actor(number)
@@ -84,9 +84,9 @@ def process_of(started: Started) -> FakeProcess:
 
 def note(started: Started, code: int, rank: int = 0, attempt: int = 0) -> None:
     """As a rank leaves it where torchrun tells it to."""
-    path = started.supervisor._notes / f"run/attempt_{attempt}/{rank}/error.json"
+    path = started.supervisor._error_files / f"run/attempt_{attempt}/{rank}/error.json"
     path.parent.mkdir(parents=True)
-    leave_note("why", code, {NOTE_VARIABLE: str(path)})
+    write_error_file("why", code, {ERROR_FILE_VARIABLE: str(path)})
 
 
 def test_run_ends_torchrun_when_a_rank_would_only_fail_again(started: Started) -> None:
@@ -113,7 +113,7 @@ def test_run_that_was_asked_to_stop_ends_well_if_its_ranks_did(started: Started)
 def test_run_that_was_asked_to_stop_fails_if_a_rank_other_than_the_first_failed_meanwhile(started: Started) -> None:
     supervisor = started.supervisor
     note(started, 9, rank=1, attempt=0)  # before: torchrun has restarted all
-    (supervisor._notes / "run/attempt_1").mkdir()
+    (supervisor._error_files / "run/attempt_1").mkdir()
     process_of(started).code = 143
     supervisor._signalled_at = 1.0
     with supervisor._context.change() as context:
@@ -136,15 +136,15 @@ def test_run_whose_torchrun_gave_up_does_not_start_it_again(
 
 
 def test_note_is_left_only_under_torchrun_and_read_as_torchrun_reads_it(tmp_path: Path) -> None:
-    leave_note("why", 3, {})
+    write_error_file("why", 3, {})
     path = tmp_path / "run/attempt_1/0/error.json"
     path.parent.mkdir(parents=True)
-    leave_note("why", 3, {NOTE_VARIABLE: str(path)})
+    write_error_file("why", 3, {ERROR_FILE_VARIABLE: str(path)})
     told = json.loads(path.read_text())["message"]
     assert (told["message"], int(told["extraInfo"]["timestamp"]) > 0) == ("why", True)
     (tmp_path / "run/attempt_1/1").mkdir()
     (tmp_path / "run/attempt_1/1/error.json").write_text("{")  # half written
-    assert noted_codes(tmp_path) == {3}
-    assert noted_codes(tmp_path / "absent") == set()
+    assert failed_codes(tmp_path) == {3}
+    assert failed_codes(tmp_path / "absent") == set()
     assert is_under_torchrun({"TORCHELASTIC_RUN_ID": "x"})
     assert not is_under_torchrun({})

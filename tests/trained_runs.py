@@ -15,6 +15,7 @@ from seedrl.models.build import build_model
 from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import plain
+from seedrl.run.saving import save as save_checkpoint
 from seedrl.specs import EnvSpec, encoded_spec
 from seedrl.trained.load import Trained, load_trained
 from tests.fakes import make_spec
@@ -43,7 +44,7 @@ def leave_trained(
         "score": score,
     }
     tensors = files.with_prefix("model", dict(network.state_dict()))
-    files.save(run_dir / "checkpoints", steps, Checkpoint(tensors, state), keep=10)
+    save_checkpoint(run_dir / "checkpoints", steps, Checkpoint(tensors, state), keep=10)
     return run_dir
 
 
@@ -55,6 +56,6 @@ def with_means(model: nn.Module) -> nn.Module:
     """As if it had seen some observations."""
     generator = torch.Generator().manual_seed(3)
     for name, buffer in model.named_buffers():
-        if name.endswith(("mean", "square")):
+        if name.endswith(("mean", "variance")):
             buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
     return model

@@ -34,9 +34,9 @@ class VTrace:
 
     def loss(self, unrolls: Unrolls, forward: Forward, fraction: float) -> Loss:
         output, _ = forward(unrolls.inputs, unrolls.core_state)
-        unit = self._popart.unit if self._popart else 1.0
+        centre, unit = (self._popart.moments.mean, self._popart.unit) if self._popart else (0.0, 1.0)
         entropy_cost = linear(self._config.entropy_cost, self._config.entropy_cost_end, fraction)
-        return vtrace_loss(unrolls, output, self._actions, self._config, entropy_cost, unit)
+        return vtrace_loss(unrolls, output, self._actions, self._config, entropy_cost, unit, centre)
 
     def stepped(self, loss: Loss) -> None:
         if self._popart:
@@ -56,8 +56,12 @@ def vtrace_loss(
     config: AlgorithmConfig,
     entropy_cost: float,
     unit: Tensor | float = 1.0,
+    centre: Tensor | float = 0.0,
 ) -> Loss:
-    """Return the loss of section 4.2; `unit` is what advantages and errors of values are measured in."""
+    """Return the loss of section 4.2.
+
+    `unit` is what advantages and errors of values are measured in, `centre` what the square of targets is about.
+    """
     step = transitions(unrolls, config)
     weight = step.weight_t
     log_prob_t = actions.log_prob(output.logits[:-1], step.action_t)
@@ -87,10 +91,18 @@ def vtrace_loss(
             "entropy_cost": torch.full_like(entropy, entropy_cost),
             "kl": -(weight * log_rho_t).sum(),  # behavior ‖ target, for the actions taken
             "clipped_rho": (weight * (log_rho_t.exp() > config.vtrace.rho_bar).float()).sum(),
-            "target_mean": (weight * targets.vs).sum(),
-            "target_square": (weight * targets.vs.square()).sum(),
+            **target_moments(targets.vs.double(), weight.double(), centre),
         }
     return Loss(total, {name: value.detach() for name, value in report.items()})
+
+
+def target_moments(vs: Tensor, weight: Tensor, centre: Tensor | float) -> dict[str, Tensor]:
+    """Return the mean of targets and their mean square about a centre; in float64 and with weights that sum to 1.
+
+    Both are needed where the mean is much larger than the deviation. A rank without transitions has zeros.
+    """
+    weight = weight / weight.sum().clamp(min=torch.finfo(torch.float32).tiny)
+    return {"target_mean": (weight * vs).sum(), "target_square": (weight * (vs - centre).square()).sum()}
 
 
 class Targets(NamedTuple):

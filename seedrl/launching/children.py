@@ -1,4 +1,4 @@
-"""A child process over its restarts: when it may be started again, and when not. Knows nothing of what it does."""
+"""Child processes over their restarts: how to start and end them, and when to restart. Knows nothing of their work."""
 
 import ctypes
 import os
@@ -19,11 +19,11 @@ Process = subprocess.Popen[bytes]
 
 
 class Crashes:
-    """Of late, of one role: there may be so many, and each makes the next start wait longer."""
+    """The recent crashes of one role: at most `limit`, and each delays the next start a little more."""
 
     def __init__(self, limit: int, slowest: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
-        self._slowest = slowest  # seconds
+        self._slowest = slowest  # longest delay, seconds
         self._clock = clock
         self._times: deque[float] = deque()
 
@@ -43,16 +43,16 @@ class Crashes:
 
     @property
     def back_off(self) -> float:
-        """Seconds."""
+        """Return the seconds to wait before the next start."""
         return min(self._slowest, 0.5 * self.count)
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return f"crashed {self.count} times within {CRASH_SECONDS / 60:.0f} minutes"
 
 
 class Child:
-    """One process of a role, and those that take its place. Owned by the supervisor."""
+    """One process of a role and its successors. Owned by the supervisor."""
 
     def __init__(self, name: str, start: Callable[[], Process]) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Child:
         self._due: float | None = None
         self.process: Process | None = None
         self.starts = 0
-        self.exit_code: int | None = None  # of the process before
+        self.exit_code: int | None = None  # of the previous process
         self.last_words = ""
 
     @property
@@ -81,34 +81,34 @@ class Child:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is going to be started again, sooner or later."""
+        """Return whether a restart is scheduled."""
         return self._due is not None
 
     def start_if_due(self) -> bool:
-        """Whether it was."""
+        """Start it if the time has come; return whether it was started."""
         if self._due is None or time.monotonic() < self._due:
             return False
         self.start()
         return True
 
     def ended(self) -> int | None:
-        """The exit code of a process whose end nobody has looked at yet; negative: ended by a signal."""
+        """Return the exit code if the process has ended and no restart is scheduled; negative: ended by a signal."""
         if self._due is not None or self.process is None:
             return None
         return self.process.poll()
 
     def ask_to_end(self) -> None:
-        """If it runs."""
+        """Send SIGTERM if it runs."""
         if self.process is not None and self.is_running:
             self.process.terminate()
 
     def kill(self) -> None:
-        """With whatever it has started, if it runs."""
+        """Kill it and everything it has started, if it runs."""
         if self.process is not None and self.is_running:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self, deadline: float) -> None:
-        """Asked to end before, it is killed if it does not."""
+        """Wait for its end until the deadline, then kill it."""
         if self.process is None:
             return
         try:
@@ -121,20 +121,20 @@ class Child:
 
 
 def signal_of(code: int) -> str:
-    """The name of the signal that ended a process with this exit code; empty if none did."""
+    """Return the name of the signal that ended a process with this exit code; empty if none did."""
     number = -code if code < 0 else code - 128
     return signal.Signals(number).name if number in set(signal.Signals) else ""
 
 
 def start_module(module: str, *arguments: str, orphaned: int = signal.SIGTERM, **options: Any) -> Process:
-    """A child that gets no signals from the terminal, and this one should this process die."""
+    """Start a child that gets no signals from the terminal; `orphaned` is the signal it gets if this process dies."""
     command = [sys.executable, "-m", module, *arguments]
     before = partial(end_with_parent, orphaned, os.getpid())
     return subprocess.Popen(command, start_new_session=True, preexec_fn=before, **options)
 
 
 def end_with_parent(number: int = signal.SIGTERM, parent: int = 0) -> None:
-    """For preexec_fn: the child gets a signal should this process die, or the thread that started it."""
+    """Let this process get a signal when its parent dies, or the thread that started it. For preexec_fn."""
     if hasattr(LIBC, "prctl"):  # Linux
         LIBC.prctl(PR_SET_PDEATHSIG, number)
     if parent and os.getppid() != parent:  # it has died before that

@@ -1,4 +1,4 @@
-"""The environment variables of a process of a job: its role's win over the job's, and those over this process's."""
+"""Environment variables of a job's processes: a role's win over the job's, and the job's over those of this process."""
 
 import os
 from collections.abc import Mapping
@@ -7,4 +7,5 @@ from seedrl.config import LaunchConfig, RoleConfig
 
 
 def variables(launch: LaunchConfig, role: RoleConfig, ours: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a process of this role."""
     return {**ours, **launch.env, **role.env}

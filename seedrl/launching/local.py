@@ -1,6 +1,6 @@
-"""`seedrl run`: a learner and its actors as child processes of this machine, supervised. Knows nothing of torch.
+"""`seedrl run`: a learner and its actors as supervised child processes on this machine. Knows nothing of torch.
 
-With launch=torchrun the learner is torchrun, and its ranks are that one's children.
+With launch=torchrun the learner's process is torchrun, and the ranks are its children.
 """
 
 import contextlib
@@ -14,38 +14,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from seedrl.config import Engine, LearnerConfig, RunConfig, modules_of, serving_ranks
+from seedrl.config import Engine, LearnerConfig, RunConfig
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 from seedrl.launching.children import Child, Crashes, Process, signal_of, start_module
 from seedrl.launching.environment import variables
 from seedrl.launching.overrides import override
-from seedrl.launching.torchrun import codes_of_newest_attempt, noted_codes
+from seedrl.launching.torchrun import failed_codes, failed_codes_of_newest_attempt
+from seedrl.plugins import modules_of
 from seedrl.run.context import LEARNER, Context, ContextFile, Member, State
 from seedrl.run.directory import RunDirectory
+from seedrl.sizes import serving_ranks
 from seedrl.status import DRAINED
 from seedrl.validation import check_job
-from seedrl.wire.address import address_of, refuse_if_taken
+from seedrl.wire.address import address_of_rank, refuse_if_taken
 
 POLL_SECONDS = 0.1
-FOLLOW_SECONDS = 1.0  # between looks at how many actors the learner could use
+FOLLOW_SECONDS = 1.0  # between two readings of how many actors the learner could use
 GOODBYE_SECONDS = 20.0
-STOP_SECONDS = 25.0  # from a signal to the learner's end; it is killed if it takes longer
-RETURN_SECONDS = 5.0  # from an actor's good end to its return, should the learner outlive it
-SLOWEST_ACTOR, SLOWEST_LEARNER = 5.0, 30.0  # seconds from a crash to the next start, at most
+STOP_SECONDS = 25.0  # from a signal until a learner that has not ended is killed
+RETURN_SECONDS = 5.0  # until an actor that ended cleanly is started again, if the learner still runs
+SLOWEST_ACTOR, SLOWEST_LEARNER = 5.0, 30.0  # longest seconds from a crash to the next start
 SHOWN = 4  # members named in a message
 ATTEMPTS = 100  # at finding ports
-# Exit codes of a process that would only fail again in the same way.
+# Exit codes of a process that would fail again in the same way.
 FATAL_CODES: dict[int, type[SeedrlError]] = {
     error.exit_code: error for error in (ConfigError, RunDirectoryError, Refused)
 }
-ASKED = {sign for number in (signal.SIGINT, signal.SIGTERM) for sign in (-number, 128 + number)}
+REQUESTED = {sign for number in (signal.SIGINT, signal.SIGTERM) for sign in (-number, 128 + number)}
 
 
 class Supervisor:
-    """Starts the processes, restarts crashed ones, and ends when the learner is done. Owned by the main thread.
+    """Starts the processes, restarts crashed ones, and ends with the learner. Owned by the main thread.
 
-    An actor that crashes concerns only itself. A learner that crashes is started again at the same address and goes on
-    from its newest checkpoint; the actors, which have been waiting, find it there.
+    The crash of an actor affects no other process. A learner that crashes is restarted at the same address and resumes
+    from its newest checkpoint; the actors wait for it and reconnect.
     """
 
     def __init__(self, config: RunConfig, overrides: Sequence[str]) -> None:
@@ -59,21 +61,21 @@ class Supervisor:
         self._learner_crashes = Crashes(config.max_restarts, SLOWEST_LEARNER)
         self._listen = _with_a_port(config.listen, config.ranks.count)
         self._has_torchrun = config.launch.engine is Engine.torchrun
-        self._hopeless: int | None = None  # exit code of a rank that torchrun must not try again
+        self._fatal_code: int | None = None  # the exit code of a rank that torchrun must not restart
         self._learner = Child(LEARNER, self._start_learner)
         self._actors: dict[int, Child] = {}
-        self._released: dict[int, float] = {}  # actors that the learner has no use for, and when they have to be gone
-        self._followed = 0.0  # when it was last looked how many it could use
-        self._learner_pids: set[int] = set()  # of all learners started here
-        self._state: tuple[State, str] | None = None  # of the run while it has no learner to tell
+        self._released: dict[int, float] = {}  # actors that are not needed any more, and when they must have ended
+        self._followed = 0.0  # when the learner's demand for actors was last read
+        self._learner_pids: set[int] = set()  # process ids of all learners started here
+        self._state: tuple[State, str] | None = None  # the state of the run while no learner reports it
         self._is_noted = False
         self._signalled_at: float | None = None
 
     def run(self) -> None:
-        """Returns when training is over; exits after a signal, or with the learner's code if it failed."""
+        """Run until training is over. Exits after a signal, or with the learner's code if it failed."""
         with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
-            self._address = f"unix:{private}/learner.sock"  # for its own actors, also if others come over the network
-            self._notes = Path(private) / "torchrun"
+            self._address = f"unix:{private}/learner.sock"  # of the actors started here; others may use listen
+            self._error_files = Path(private) / "torchrun"
             self._forward_signals()
             try:
                 self._learner.start()
@@ -89,7 +91,7 @@ class Supervisor:
             raise SystemExit(code if code >= 0 else 128 - code)  # negative: ended by a signal
 
     def _supervise(self) -> int:
-        """Until the learner ends for good; returns its code."""
+        """Run until the learner ends for good; return its exit code."""
         while True:
             code = self._learner_code()
             if code is not None and not self._is_worth_restarting(code):
@@ -119,35 +121,35 @@ class Supervisor:
         if not self._has_torchrun:
             return code
         if code is None:
-            self._stop_if_hopeless()
-        elif self._hopeless is not None:
-            return self._hopeless
+            self._stop_if_fatal()
+        elif self._fatal_code is not None:
+            return self._fatal_code
         elif self._signalled_at and self._context.read_or_new().state is State.DONE:  # so rank 0 has ended cleanly
-            return min(codes_of_newest_attempt(self._notes), default=0)
+            return min(failed_codes_of_newest_attempt(self._error_files), default=0)
         return code
 
-    def _stop_if_hopeless(self) -> None:
-        hopeless = noted_codes(self._notes) & FATAL_CODES.keys()
-        if hopeless and self._hopeless is None and self._learner.process is not None:
-            self._hopeless = min(hopeless)
+    def _stop_if_fatal(self) -> None:
+        hopeless = failed_codes(self._error_files) & FATAL_CODES.keys()
+        if hopeless and self._fatal_code is None and self._learner.process is not None:
+            self._fatal_code = min(hopeless)
             self._learner.process.terminate()
 
     def _is_worth_restarting(self, code: int) -> bool:
-        """Whether a learner that has ended is going to be started again. If not, it is said why, by it or here."""
+        """Return whether a learner that has ended is started again. If not, it or this method reports why."""
         if code == 0:
             return False
         context = self._context.read_or_new()
-        words = self._words_of_the_learner(code, context)
+        words = self._reason_of_the_end(code, context)
         self._note_end(self._learner, code, words)
         self._state = (State.FAILED, words)
-        if self._signalled_at or code in ASKED or code in FATAL_CODES or not self._may_go_better(code, context):
+        if self._signalled_at or code in REQUESTED or code in FATAL_CODES or not self._may_recover(code, context):
             return False
-        if self._has_torchrun and code > 0:  # it is there, and has done what it could
-            print(f"seedrl run: torchrun gave up ({words}), max_restarts allows no more", file=sys.stderr)
+        if self._has_torchrun and code > 0:  # it was not killed, and has restarted its ranks as often as it may
+            print(f"seedrl run: torchrun gave up ({words}) after as many restarts as allowed", file=sys.stderr)
             return False
         self._learner_crashes.add()
         if self._learner_crashes.are_too_many:
-            reason = f"the learner {self._learner_crashes.words}, max_restarts allows no more; last: {words}"
+            reason = f"the learner {self._learner_crashes.summary}, more often than max_restarts allows; last: {words}"
             self._state = (State.FAILED, reason)
             print(f"seedrl run: {reason}", file=sys.stderr)
             return False
@@ -157,48 +159,50 @@ class Supervisor:
         self._learner.start_in(seconds)
         return True
 
-    def _may_go_better(self, code: int, context: Context) -> bool:
-        """Killed, or after it has trained. One that fails by itself before would only do so again."""
+    def _may_recover(self, code: int, context: Context) -> bool:
+        """Return whether it was killed or has trained before; a learner that fails at its start would fail again."""
         return bool(signal_of(code)) or (self._is_ours(context) and context.has_progressed)
 
-    def _words_of_the_learner(self, code: int, context: Context) -> str:
+    def _reason_of_the_end(self, code: int, context: Context) -> str:
         if name := signal_of(code):
             return f"ended by {name}"
-        is_told = self._is_ours(context) and context.state is State.FAILED
-        return context.reason if is_told else "it said nothing that was written down"
+        is_reported = self._is_ours(context) and context.state is State.FAILED
+        return context.reason if is_reported else "it left no reason"
 
     def _is_ours(self, context: Context) -> bool:
-        """Whether what is there was written by the newest learner."""
+        """Return whether the newest learner has written this context."""
         learner = context.members.get(LEARNER)
         return learner is not None and self._learner.pid in (learner.pid, learner.parent)
 
     # An actor has ended.
 
     def _consider_restart(self, number: int, actor: Child, code: int) -> None:
-        """Restarts a crashed actor after a while; gives up on one that cannot work."""
+        """Restart a crashed actor after a while; raise if it cannot work."""
         words = self._last_words(number)
         self._note_end(actor, code, words)
         if number in self._released:
             actor.start_in(math.inf)
             return
-        if code == 0:  # it was told that training is over; if not, the learner is still there in a while
+        if code == 0:  # it ends like this when training is over; if it is not, the learner runs on
             actor.start_in(math.inf if words.endswith(DRAINED) else RETURN_SECONDS)
             return
         if code in FATAL_CODES:
             raise FATAL_CODES[code](f"actor {number} cannot run: {words}")
         self._actor_crashes.add()
         if self._actor_crashes.are_too_many:
-            raise SeedrlError(f"actors {self._actor_crashes.words}, actors.max_restarts allows no more; last: {words}")
-        concerned = ", ".join(map(str, self._context.read_or_new().affected(actor.name))) or actor.name
+            raise SeedrlError(
+                f"actors {self._actor_crashes.summary}, more often than actors.max_restarts allows; last: {words}"
+            )
+        affected = ", ".join(map(str, self._context.read_or_new().affected(actor.name))) or actor.name
         print(
-            f"actor {number} ended with code {code} ({words}); that concerns {concerned}; restarting it",
+            f"actor {number} ended with code {code} ({words}); this affects {affected}; restarting it",
             file=sys.stderr,
         )
         actor.start_in(self._actor_crashes.back_off)
 
     def _last_words(self, number: int) -> str:
         lines = self._log(number).read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
     # More actors, or fewer.
 
@@ -210,7 +214,7 @@ class Supervisor:
         self._is_noted = False
 
     def _follow_demand(self) -> None:
-        """Starts actors that the learner could use and ends those it could do without, the newest first."""
+        """Start actors that the learner could use and end those it does not need, the newest first."""
         now, most = time.monotonic(), self._config.actors.at_most
         if not most or now < self._followed + FOLLOW_SECONDS:
             return
@@ -226,12 +230,12 @@ class Supervisor:
         for number in more:
             self._add_actor(number)
         if fewer := kept[wanted:]:
-            print(f"the learner can do with {wanted}: ending {_names(fewer)}", file=sys.stderr)
+            print(f"the learner needs only {wanted} actors: ending {_names(fewer)}", file=sys.stderr)
         for number in fewer:
             self._release(number, now + GOODBYE_SECONDS)
 
     def _wanted_actors(self) -> int:
-        """As many as there are to be while no learner of ours can tell."""
+        """Return the number of actors to run; the present number while the learner reports no demand."""
         context = self._context.read_or_new()
         if self._signalled_at or context.state is not State.RUNNING or not self._is_ours(context):
             return len(self._actors.keys() - self._released.keys())
@@ -254,7 +258,7 @@ class Supervisor:
         command = ["seedrl", "learner"]
         if self._has_torchrun:
             command = ["seedrl.launching.torchrun", f"{self._config.ranks.count}", f"{self._config.max_restarts}"]
-            command.append(str(self._notes))
+            command.append(str(self._error_files))
         environment = variables(self._config.launch, self._config.launch.learner)
         process = start_module(*command, *self._overrides, *settings, env=environment)
         self._learner_pids.add(process.pid)
@@ -262,8 +266,8 @@ class Supervisor:
         return process
 
     def _start_actor(self, number: int) -> Process:
-        """Actors go to the ranks in turns."""
-        address = address_of(self._address, number % serving_ranks(self._config))
+        """Start an actor; ranks get actors in turns."""
+        address = address_of_rank(self._address, number % serving_ranks(self._config))
         environment = variables(self._config.launch, self._config.launch.actor)
         return start_actor(self._config, address, f"actor-{number}", self._log(number), environment)
 
@@ -271,7 +275,7 @@ class Supervisor:
         return self._run.logs / f"actor-{number}.log"
 
     def _forward_signals(self) -> None:
-        """A signal asks the learner to stop in order; a second one makes it end at once."""
+        """Pass signals on: the first asks the learner to stop cleanly, a second makes it end at once."""
 
         def forward(number: int, _: object) -> None:
             self._signalled_at = self._signalled_at or time.monotonic()
@@ -287,7 +291,7 @@ class Supervisor:
             self._learner.process.kill()
 
     def _end_everything(self) -> None:
-        """Whoever is still there is asked to end, and killed if it does not."""
+        """Ask all processes to end, and kill those that do not."""
         deadline = time.monotonic() + GOODBYE_SECONDS
         for child in self._children():
             child.ask_to_end()
@@ -303,7 +307,7 @@ class Supervisor:
         self._is_noted = False
 
     def _note(self) -> None:
-        """Writes down what processes tell, as soon as a learner of ours has taken the run directory."""
+        """Write how the processes are into the context, once a learner started here has claimed the run directory."""
         if self._is_noted:
             return
         learner = self._context.read_or_new().members.get(LEARNER)
@@ -324,14 +328,14 @@ class Supervisor:
 
 
 def wanted_actors(config: RunConfig, desired: int) -> int:
-    """How many there should be if each rank could use so many."""
+    """Return the number of actors to run if each rank could use `desired`."""
     return min(max(desired * serving_ranks(config), config.actors.count), config.actors.at_most)
 
 
 def start_actor(
     config: LearnerConfig, address: str, name: str, log: Path, environment: Mapping[str, str] | None = None
 ) -> Process:
-    """An actor of this machine for a learner at this address; what it prints goes into the log."""
+    """Start an actor on this machine for the learner at this address; its output goes into the log."""
     settings = actor_settings(config, address, name)
     with log.open("ab") as out:
         return start_module("envs_server", *settings, stdout=out, stderr=out, env=environment)
@@ -353,24 +357,24 @@ def _names(actors: Sequence[int]) -> str:
 
 
 def _waiting(context: Context) -> str:
-    """Who notices that the learner is gone."""
+    """Return in words which processes wait for the learner."""
     others: list[Member] = context.affected(LEARNER)[1:]
     names = [str(member) for member in others[:SHOWN]]
     more = [f"{len(others) - SHOWN} more"] if len(others) > SHOWN else []
-    return f"{', '.join([*names, *more])} wait for it" if others else "nobody streamed to it"
+    return f"{', '.join([*names, *more])} wait for it" if others else "no actor streamed to it"
 
 
 def _with_a_port(listen: str, ranks: int = 1) -> str:
-    """Port 0 means any, but it has to be the same one after a restart; further ranks take those that follow."""
+    """Replace port 0 by a free one, which stays the same over restarts; further ranks take the ports that follow."""
     host, _, port = listen.rpartition(":")
     if port != "0":
         return listen
     for _ in range(ATTEMPTS):
         with socket.create_server((host.strip("[]"), 0)) as probe:
             first = f"{host}:{probe.getsockname()[1]}"
-        if all(_is_free(address_of(first, rank)) for rank in range(1, ranks)):
+        if all(_is_free(address_of_rank(first, rank)) for rank in range(1, ranks)):
             return first
-    raise ConfigError(f"listen={listen}: no {ranks} ports in a row are free; name the first of some that are")
+    raise ConfigError(f"listen={listen}: no {ranks} consecutive ports are free; name the first of some that are")
 
 
 def _is_free(address: str) -> bool:

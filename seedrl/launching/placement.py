@@ -1,6 +1,6 @@
-"""Which process of a job goes to which machine, and the refusal of a job that fits nowhere, before anything is started.
+"""Assigns a machine to every process of a job, or refuses a job that fits nowhere, before anything is started.
 
-Knows no engine: those bring the machines, and carry out what is decided here.
+Knows no engine: an engine provides the machines and carries out what is decided here.
 """
 
 import math
@@ -13,11 +13,11 @@ from seedrl.errors import ConfigError
 from seedrl.validation import check_placement
 
 LEARNER, ACTOR = "learner", "actor"
-ROUNDING = 1e-6  # of fractions of an accelerator, added up
+ROUNDING = 1e-6  # tolerance when fractions of an accelerator are added up
 
 
 class Node(NamedTuple):
-    """A machine and what it has left to give."""
+    """A machine and its resources."""
 
     name: str
     cpus: float
@@ -26,16 +26,16 @@ class Node(NamedTuple):
     labels: frozenset[tuple[str, str]] = frozenset()
 
 
-class Place(NamedTuple):
-    """Where one process goes."""
+class PlacedProcess(NamedTuple):
+    """A process and the machine it goes to."""
 
     role: str
-    number: int  # of a rank, or of an actor
+    number: int  # counted from 0 in each role
     node: str
 
     @property
     def name(self) -> str:
-        """A learner of one rank has no number."""
+        """Return the name of the process; the first rank has no number."""
         return LEARNER if (self.role, self.number) == (LEARNER, 0) else f"{self.role}-{self.number}"
 
 
@@ -47,7 +47,7 @@ class _Room:
     cpus: float
     gpus: float
     memory_gb: float
-    places: list[Place] = field(default_factory=list)
+    places: list[PlacedProcess] = field(default_factory=list)
 
     def count(self, role: str) -> int:
         return sum(place.role == role for place in self.places)
@@ -57,7 +57,7 @@ class _Room:
         needs = ((role.cpus, self.cpus), (role.gpus, self.gpus), (role.memory_gb, self.memory_gb))
         return has_labels and all(need <= left + ROUNDING for need, left in needs)
 
-    def take(self, place: Place, role: RoleConfig) -> None:
+    def take(self, place: PlacedProcess, role: RoleConfig) -> None:
         self.cpus -= role.cpus
         self.gpus -= role.gpus
         self.memory_gb -= role.memory_gb
@@ -69,8 +69,8 @@ class _Room:
         return f"{self.node.name} has {self.cpus:g} cores{gpus} left" + (f" beside {there}" if there else "")
 
 
-def place(config: RunConfig, nodes: Sequence[Node]) -> list[Place]:
-    """Ranks first, then actors, each on the first machine with room, or on the emptiest if they are to spread."""
+def place(config: RunConfig, nodes: Sequence[Node]) -> list[PlacedProcess]:
+    """Place ranks first, then actors, each on the first machine with room, or on the emptiest one with `spread`."""
     launch, per_node = config.launch, config.launch.per_node
     check_placement(config)
     rooms = [_Room(node, node.cpus, node.gpus, node.memory_gb) for node in nodes]
@@ -102,7 +102,7 @@ def _put(
             f"{'; '.join(map(str, every or rooms)) or 'there is no machine'}"
         )
     chosen = min(fitting, key=lambda room: room.count(name)) if spread else fitting[0]
-    chosen.take(Place(name, number, chosen.node.name), role)
+    chosen.take(PlacedProcess(name, number, chosen.node.name), role)
 
 
 def _words_of(role: RoleConfig) -> str:

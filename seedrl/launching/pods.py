@@ -1,37 +1,37 @@
-"""The pods of a job, as plain dicts: what runs in them, with what rights, on which nodes. Knows no file and no YAML."""
+"""The pods of a job as plain dicts: their containers, rights and nodes. Knows no file and no YAML."""
 
 import math
 from typing import Any
 
 from seedrl.config import Placement, RoleConfig
-from seedrl.launching.cluster import RUNS, SECRETS, SETTINGS, PodJob
 from seedrl.launching.placement import ACTOR, LEARNER
+from seedrl.launching.pod_settings import RUNS, SECRETS, SETTINGS, PodSettings
 from seedrl.launching.torchrun import FRESH_STORE
 
 Body = dict[str, Any]
 
 RENDEZVOUS_PORT = 29400
-USER = 1000  # of the images
-GRACE_SECONDS = 30  # from SIGTERM to SIGKILL: a learner takes up to 25 s for its checkpoint
-START_SECONDS = 900  # for the other ranks to come, and for a checkpoint to be read
+USER = 1000  # the images' user
+GRACE_SECONDS = 30  # from SIGTERM to SIGKILL; a learner takes up to 25 s for its checkpoint
+START_SECONDS = 900  # for the other ranks to start and a checkpoint to be read
 READABLE_BY_GROUP = 0o440  # files of a Secret are root's, and the pod's user is in their group
 HOSTNAME = "kubernetes.io/hostname"
 MORE_NODES_THAN_THERE_ARE = 1_000_000
 
 
-def labels(job: PodJob, role: str = "") -> dict[str, str]:
-    """What selects the pods of a job, or of one role of it."""
+def labels(job: PodSettings, role: str = "") -> dict[str, str]:
+    """Return the labels that select the pods of a job, or of one of its roles."""
     chosen = {"app.kubernetes.io/name": "seedrl", "app.kubernetes.io/instance": job.name}
     return {**chosen, "app.kubernetes.io/component": role} if role else chosen
 
 
-def learner_pod(job: PodJob, digest: str) -> Body:
-    needs = job.job.launch.learner
+def learner_pod(job: PodSettings, digest: str) -> Body:
+    needs = job.run.launch.learner
     several = job.ranks > 1
     own_name = [f"ranks.advertise=$(POD_NAME).{job.domain}"] if several else []
     container = {
         "name": LEARNER,
-        "image": image(job.job.launch.image, LEARNER),
+        "image": image(job.run.launch.image, LEARNER),
         "command": _torchrun(job) if several else ["python", "-m", "seedrl"],
         "args": ["learner", *_settings_of(LEARNER), *own_name],
         "ports": [_port("grpc", job.port), _port("metrics", job.pages_port)],
@@ -43,16 +43,16 @@ def learner_pod(job: PodJob, digest: str) -> Body:
     container["volumeMounts"].append({"name": "run", "mountPath": str(RUNS)})
     pod = _pod(job, LEARNER, needs, container, digest)
     pod["spec"]["volumes"].append({"name": "run", "persistentVolumeClaim": {"claimName": f"{job.name}-run"}})
-    if Placement.spread in job.job.launch.placement:
+    if Placement.spread in job.run.launch.placement:
         pod["spec"]["topologySpreadConstraints"] = [_evenly(job, LEARNER)]
     return pod
 
 
-def actor_pod(job: PodJob, digest: str) -> Body:
-    needs = job.job.launch.actor
+def actor_pod(job: PodSettings, digest: str) -> Body:
+    needs = job.run.launch.actor
     container = {
         "name": ACTOR,
-        "image": image(job.job.launch.image, ACTOR),
+        "image": image(job.run.launch.image, ACTOR),
         "command": ["python", "-m", "envs_server"],
         "args": [*_settings_of(ACTOR), "name=$(POD_NAME)"],
         "ports": [_port("metrics", job.pages_port)],
@@ -65,8 +65,8 @@ def actor_pod(job: PodJob, digest: str) -> Body:
     return pod
 
 
-def _torchrun(job: PodJob) -> list[str]:
-    """Ranks are given out in the order of addresses, so pod 0 is rank 0, always."""
+def _torchrun(job: PodSettings) -> list[str]:
+    """Return the command that starts a rank. torchrun numbers ranks by address, so pod 0 is always rank 0."""
     return [
         *("python", "-m", "torch.distributed.run"),
         f"--nnodes={job.ranks}",
@@ -75,13 +75,13 @@ def _torchrun(job: PodJob) -> list[str]:
         f"--rdzv-id={job.name}",
         f"--rdzv-endpoint={job.first_rank}:{RENDEZVOUS_PORT}",
         f"--local-addr=$(POD_NAME).{job.domain}",
-        f"--max-restarts={job.job.max_restarts}",
+        f"--max-restarts={job.run.max_restarts}",
         *("-m", "seedrl"),
     ]
 
 
 def settings_name(role: str) -> str:
-    """Of the file with a role's settings, without its ending; the image has a file learner.yaml of its own."""
+    """Return the name of a role's settings file, without ending; it differs from the image's own learner.yaml."""
     return f"job-{role}"
 
 
@@ -89,7 +89,7 @@ def _settings_of(role: str) -> list[str]:
     return [f"--config-dir={SETTINGS}", f"--config-name={settings_name(role)}"]
 
 
-def _surroundings(job: PodJob, needs: RoleConfig, variables: dict[str, str]) -> Body:
+def _surroundings(job: PodSettings, needs: RoleConfig, variables: dict[str, str]) -> Body:
     """Return the part of a container that both roles have; users' variables win over these."""
     mounts = [
         {"name": "settings", "mountPath": str(SETTINGS), "readOnly": True},
@@ -111,7 +111,7 @@ def _surroundings(job: PodJob, needs: RoleConfig, variables: dict[str, str]) -> 
     }
 
 
-def _pod(job: PodJob, role: str, needs: RoleConfig, container: Body, digest: str) -> Body:
+def _pod(job: PodSettings, role: str, needs: RoleConfig, container: Body, digest: str) -> Body:
     spec: Body = {
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "automountServiceAccountToken": False,
@@ -138,8 +138,8 @@ def _pod(job: PodJob, role: str, needs: RoleConfig, container: Body, digest: str
     return {"metadata": {"labels": labels(job, role), "annotations": annotations}, "spec": spec}
 
 
-def _volumes(job: PodJob, role: str) -> list[Body]:
-    """Everything else is read-only; /tmp is for whatever an environment leaves behind."""
+def _volumes(job: PodSettings, role: str) -> list[Body]:
+    """Return the volumes of a pod. Only /tmp and the run directory can be written to."""
     file = f"{settings_name(role)}.yaml"
     settings = {"name": f"{job.name}-settings", "items": [{"key": file, "path": file}]}
     volumes: list[Body] = [{"name": "settings", "configMap": settings}, {"name": "tmp", "emptyDir": {}}]
@@ -149,10 +149,10 @@ def _volumes(job: PodJob, role: str) -> list[Body]:
     return volumes
 
 
-def _variables(job: PodJob, needs: RoleConfig, ours: dict[str, str]) -> list[Body]:
+def _variables(job: PodSettings, needs: RoleConfig, ours: dict[str, str]) -> list[Body]:
     """Kubernetes gives the names of the pod and its node; POD_NAME is first, because arguments refer to it."""
     fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
-    chosen = {"HOME": "/tmp", **ours, **job.job.launch.env, **needs.env}
+    chosen = {"HOME": "/tmp", **ours, **job.run.launch.env, **needs.env}
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in chosen.items()),
@@ -160,7 +160,7 @@ def _variables(job: PodJob, needs: RoleConfig, ours: dict[str, str]) -> list[Bod
 
 
 def _resources(needs: RoleConfig) -> Body:
-    """No limit of cores: one would make every action late that happens to come at the end of a period."""
+    """Return requests and limits. Cores have no limit: throttling would delay actions."""
     requests = {"cpu": _cores(needs.cpus)}
     limits: dict[str, str] = {}
     if needs.memory_gb:
@@ -186,8 +186,8 @@ def _probe(path: str, period: int, failures: int) -> Body:
     return _every(period, failures, {"httpGet": {"path": path, "port": "metrics"}})
 
 
-def _liveness_beside_torchrun(job: PodJob) -> Body:
-    """Return a probe that takes the closed port of a rank that torchrun restarts for what it is."""
+def _liveness_beside_torchrun(job: PodSettings) -> Body:
+    """Return a probe that tolerates the closed port of a rank that torchrun restarts."""
     command = ["python", "-m", "seedrl.launching.liveness", str(job.pages_port)]
     return _every(10, 3, {"exec": {"command": command}})
 
@@ -196,9 +196,9 @@ def _every(seconds: int, failures: int, question: Body) -> Body:
     return {**question, "periodSeconds": seconds, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
-def _placement(job: PodJob) -> Body:
-    """Where actors go. Kubernetes decides when a pod is placed, and leaves it there."""
-    launch = job.job.launch
+def _placement(job: PodSettings) -> Body:
+    """Return where actors may go. Kubernetes applies this when it schedules a pod and never moves it later."""
+    launch = job.run.launch
     placement: Body = {}
     constraints = []
     if Placement.collocate in launch.placement:
@@ -211,22 +211,22 @@ def _placement(job: PodJob) -> Body:
     return {**placement, "topologySpreadConstraints": constraints} if constraints else placement
 
 
-def _evenly(job: PodJob, role: str) -> Body:
+def _evenly(job: PodSettings, role: str) -> Body:
     return _spread(job, role, {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"})
 
 
-def _at_most(job: PodJob, role: str, count: int) -> Body:
-    """A node may have `count` more than the emptiest; with fewer nodes than minDomains that one counts as empty."""
+def _at_most(job: PodSettings, role: str, count: int) -> Body:
+    """Limit pods per node: with fewer nodes than minDomains, maxSkew counts from zero instead of the emptiest node."""
     limit = {"maxSkew": count, "minDomains": MORE_NODES_THAN_THERE_ARE, "whenUnsatisfiable": "DoNotSchedule"}
     return _spread(job, role, limit)
 
 
-def _spread(job: PodJob, role: str, rule: Body) -> Body:
+def _spread(job: PodSettings, role: str, rule: Body) -> Body:
     return {**rule, "topologyKey": HOSTNAME, "labelSelector": {"matchLabels": labels(job, role)}}
 
 
 def image(name: str, role: str) -> str:
-    """registry:5000/seedrl:1.0 → registry:5000/seedrl-learner:1.0"""
+    """Insert the role before the tag: registry:5000/seedrl:1.0 → registry:5000/seedrl-learner:1.0"""
     folder, slash, last = name.rpartition("/")
     base, colon, tag = last.partition(":")
     return f"{folder}{slash}{base}-{role}{colon}{tag}"

@@ -1,24 +1,24 @@
-"""`seedrl render`: writes the files of a job for an engine that starts it later. Knows nothing of what is in them."""
+"""`seedrl render`: writes a job as manifests for kubectl. Knows nothing of what is in them."""
 
 import shlex
 from pathlib import Path
 
 from seedrl.config import RenderConfig
 from seedrl.errors import ConfigError, require
-from seedrl.launching.cluster import CLIENT, SERVER, PodJob, in_pods, secret_files
 from seedrl.launching.kubernetes import MARK, files
 from seedrl.launching.placement import ACTOR, LEARNER
+from seedrl.launching.pod_settings import CLIENT, SERVER, PodSettings, pod_settings, secret_files
 
 
 def run_render(config: RenderConfig) -> None:
     directory = Path(config.out)
-    job = in_pods(config)
+    job = pod_settings(config)
     write(directory, files(job))
     print("\n".join(_instructions(job, directory)))
 
 
 def write(directory: Path, texts: dict[str, str]) -> None:
-    """All of them, or none if one would replace a file of somebody else's."""
+    """Write all files, or none if one would replace a file that `seedrl render` did not write."""
     foreign = [name for name in texts if not _is_ours(directory / name)]
     require(
         not foreign,
@@ -33,7 +33,7 @@ def write(directory: Path, texts: dict[str, str]) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Or not there at all."""
+    """Return whether `seedrl render` wrote the file, or there is none."""
     try:
         return path.read_text(errors="replace").startswith(MARK)
     except FileNotFoundError:
@@ -42,8 +42,8 @@ def _is_ours(path: Path) -> bool:
         raise ConfigError(f"out={path.parent} cannot be written to: {error.strerror}") from error
 
 
-def _instructions(job: PodJob, directory: Path) -> list[str]:
-    actors = job.job.actors
+def _instructions(job: PodSettings, directory: Path) -> list[str]:
+    actors = job.run.actors
     count = f"{actors.count} to {actors.at_most}" if job.is_elastic else actors.count
     where = shlex.quote(str(directory))
     return [
@@ -56,8 +56,8 @@ def _instructions(job: PodJob, directory: Path) -> list[str]:
     ]
 
 
-def _secrets(job: PodJob) -> list[str]:
-    """Commands that make what the manifests refer to."""
+def _secrets(job: PodSettings) -> list[str]:
+    """Return the commands that make the Secrets that the manifests refer to."""
     if not job.is_secure:
         return []
     hosts = shlex.quote(f"hosts=[{','.join(job.certificate_hosts)}]")

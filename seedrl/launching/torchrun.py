@@ -1,11 +1,11 @@
-"""The ranks of a learner, started and restarted by torchrun, which is torch.distributed's launcher.
+"""The ranks of a learner, started and restarted by torchrun, the launcher of torch.distributed.
 
-    python -m seedrl.launching.torchrun RANKS RESTARTS NOTES learner's settings …
+    python -m seedrl.launching.torchrun RANKS RESTARTS ERROR_FILES learner's settings …
 
-is `torchrun --standalone --nproc-per-node=RANKS --max-restarts=RESTARTS -m seedrl learner …`, but for its last words
-and its exit code, which is that of the first rank that failed. A rank that fails by itself leaves a note, as torchrun
-asks of its processes. It would be tried again; `seedrl run` looks for those that would only fail again.
-Imports torch only where torchrun runs.
+is `torchrun --standalone --nproc-per-node=RANKS --max-restarts=RESTARTS -m seedrl learner …`, except that its exit
+code is that of the first rank that failed and that it prints no summary of its own. A rank that fails by itself writes
+an error file, as torchrun asks of its processes. torchrun would restart it; `seedrl run` looks for exit codes that
+would only come again. Imports torch only where torchrun runs.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-NOTE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun wants a failing process to say why
-# Where ranks meet is new with every restart: in a store that outlives them they would find the addresses of the dead
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # names the file in which torchrun expects the reason of a failure
+# Ranks meet in a new store after every restart: in one that outlives them they would find the addresses of dead ranks
 # (https://github.com/pytorch/pytorch/issues/135712).
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 ENDING_SECONDS = 20  # from asking the ranks to end to killing them
@@ -28,24 +28,24 @@ def is_under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
     return "TORCHELASTIC_RUN_ID" in environment
 
 
-def leave_note(words: str, code: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Why this process is going to end, if torchrun has started it."""
-    if NOTE_VARIABLE not in environment:
+def write_error_file(words: str, code: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Write why this process is about to end, if torchrun has started it."""
+    if ERROR_FILE_VARIABLE not in environment:
         return
     about = {"errorCode": code, "timestamp": str(int(time.time()))}
-    note = {"message": {"message": words, "errorCode": code, "extraInfo": about}}
+    content = {"message": {"message": words, "errorCode": code, "extraInfo": about}}
     with contextlib.suppress(OSError):
-        Path(environment[NOTE_VARIABLE]).write_text(json.dumps(note))
+        Path(environment[ERROR_FILE_VARIABLE]).write_text(json.dumps(content))
 
 
-def noted_codes(notes: Path) -> set[int]:
+def failed_codes(error_files: Path) -> set[int]:
     """Return the exit codes of all ranks that have failed by themselves, in whichever attempt."""
-    return _codes(notes.glob("*/attempt_*/*/error.json"))
+    return _codes(error_files.glob("*/attempt_*/*/error.json"))
 
 
-def codes_of_newest_attempt(notes: Path) -> set[int]:
+def failed_codes_of_newest_attempt(error_files: Path) -> set[int]:
     """Return the exit codes of the ranks that have failed by themselves since torchrun last started them."""
-    attempts = sorted(notes.glob("*/attempt_*"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    attempts = sorted(error_files.glob("*/attempt_*"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     return _codes(attempts[-1].glob("*/error.json")) if attempts else set()
 
 
@@ -57,10 +57,10 @@ def _codes(files: Iterable[Path]) -> set[int]:
     return codes
 
 
-def run(ranks: int, restarts: int, notes: Path, settings: Sequence[str]) -> None:
-    """Returns when all ranks have ended in order."""
+def run(ranks: int, restarts: int, error_files: Path, settings: Sequence[str]) -> None:
+    """Run the ranks; return when all have ended cleanly."""
     os.environ.update(FRESH_STORE)
-    os.environ.setdefault("LOGLEVEL", "ERROR")  # of torchrun: it says which rank has failed, and nothing of signals
+    os.environ.setdefault("LOGLEVEL", "ERROR")  # torchrun logs which rank has failed, and not every signal
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -74,7 +74,7 @@ def run(ranks: int, restarts: int, notes: Path, settings: Sequence[str]) -> None
         role="learner",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        logs_specs=DefaultLogsSpecs(log_dir=str(notes)),
+        logs_specs=DefaultLogsSpecs(log_dir=str(error_files)),
         shutdown_timeout=ENDING_SECONDS,
     )
     try:

@@ -12,6 +12,7 @@ from seedrl.algorithms.transitions import linear
 from seedrl.config import LearnerConfig
 from seedrl.learning.optimizer import build_optimizer, clip_gradients
 from seedrl.metrics import LearningMetrics, Stopwatch
+from seedrl.models.statistics import apply_statistics, discard_statistics
 from seedrl.run.checkpoint import Tensors, pack_optimizer, unpack_optimizer, with_prefix, without_prefix
 from seedrl.types import Ticket, Unrolls
 
@@ -22,7 +23,7 @@ Weigh = Callable[[Loss], Loss]
 
 
 class Averager(Protocol):
-    """What makes the updates of several ranks one (seedrl/ranks/averaging.py); one rank alone has `NoAverager`."""
+    """Makes the updates of several ranks one (seedrl/ranks/averaging.py); a single rank has `NoAverager`."""
 
     model: nn.Module  # for forward and backward
 
@@ -61,7 +62,7 @@ class NoAverager:
 
 
 class Publisher(Protocol):
-    """Where published weights go: the policy, or the rank that serves it."""
+    """The destination of published weights: the policy, or the rank that serves it."""
 
     def publish(self, model: nn.Module, version: int) -> None: ...
 
@@ -151,9 +152,11 @@ class Learner:
         """Skip an update that would make the weights other than finite."""
         if torch.isfinite(loss.total + grad_norm):
             self._optimizer.step()
+            apply_statistics(self.model)
             self._algorithm.stepped(loss)
             self.skipped_in_a_row = 0
         else:
+            discard_statistics(self.model)
             self._metrics.skipped_updates += 1
             self.skipped_in_a_row += 1
 

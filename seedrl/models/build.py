@@ -1,4 +1,4 @@
-"""From `model.*` settings and an EnvSpec to a model. The one place that knows the built-in networks by name."""
+"""Builds a model from `model.*` settings and an EnvSpec. The only module that knows the built-in networks by name."""
 
 import importlib
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from seedrl.config import ModelConfig
+from seedrl.config import LearnerConfig, ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic, Masked
 from seedrl.models.images import GridEncoder, ImageEncoder, impala_encoder, is_image, nature_encoder
@@ -15,7 +15,8 @@ from seedrl.specs import ArraySpec, EnvSpec
 from seedrl.types import Observation
 
 BUILT_IN = ("mlp", "nature", "impala", "grid", "tiny")
-SMALLEST_IMAGE = {"nature": 36, "impala": 1, "grid": 3}  # pixels each way, for the strides of the network
+SMALLEST_IMAGE = {"nature": 36, "impala": 1, "grid": 3}  # height and width that the kernels need
+CPU = torch.device("cpu")
 LeafEncoder = MlpEncoder | TinyEncoder | ImageEncoder | GridEncoder
 IMAGES: dict[str, Callable[[ArraySpec], LeafEncoder]] = {
     "nature": nature_encoder,
@@ -24,8 +25,13 @@ IMAGES: dict[str, Callable[[ArraySpec], LeafEncoder]] = {
 }
 
 
+def build_run_model(config: LearnerConfig, spec: EnvSpec, device: torch.device = CPU) -> nn.Module:
+    """Return the model of a run, freshly initialised on a device; `spec` is the environment's, of single frames."""
+    return build_model(config.model, spec.stacked(config.env.frame_stack), config.seed).to(device)
+
+
 def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:
-    """A freshly initialised model for observations as `spec` gives them, frames already stacked."""
+    """Return a freshly initialised model for observations with their frames already stacked."""
     torch.manual_seed(seed)
     model = _own_model(config, spec) if ":" in config.name else _actor_critic(config, spec)
     return model if spec.mask is None else Masked(model, spec)
@@ -43,7 +49,7 @@ def _actor_critic(config: ModelConfig, spec: EnvSpec) -> ActorCritic:
 
 
 class Encoders(nn.Module):
-    """One network for each leaf; their features are joined. A mask is no observation."""
+    """One network for each leaf, except for the mask; their features are concatenated."""
 
     def __init__(self, config: ModelConfig, observation: dict[str, ArraySpec], mask: str | None) -> None:
         super().__init__()
@@ -62,7 +68,7 @@ class Encoders(nn.Module):
 
 
 def _encoder(config: ModelConfig, observation: ArraySpec, among_others: bool = False) -> LeafEncoder:
-    """For one leaf. Among others, a network for images is meant for those that are images."""
+    """Return the network for one leaf. Among others, a network for images is used only for leaves that are images."""
     name = config.name
     if name == "auto" or (among_others and name in IMAGES and not _fits(name, observation)):
         name = next((each for each in ("nature", "grid") if _fits(each, observation)), "mlp")

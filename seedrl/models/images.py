@@ -1,6 +1,6 @@
 """Networks for images: of DQN (Mnih et al. 2015), the deep one of IMPALA (Espeholt et al. 2018), and one for grids.
 
-Images are [channels, height, width], or [height, width, channels] if there are no more than four of those.
+Images are [channels, height, width], or [height, width, channels] with at most four channels in a frame.
 """
 
 import math
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.models.base import scaled
+from seedrl.models.statistics import share_of
 from seedrl.specs import ArraySpec
 
-KINDS = 12  # numbers from 0 on that mean a thing, as in MiniGrid
+KINDS = 12  # small integers, 0 … 11, that stand for kinds of things, as in MiniGrid
 
 
 class ImageEncoder(nn.Module):
@@ -19,7 +20,7 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, observation: ArraySpec, trunk: nn.Module, size: int) -> None:
         super().__init__()
-        self._is_turned = not _has_channels_first(observation)
+        self._has_channels_last = observation.channel_axis == 2
         self.centre = Centre(ArraySpec(_channels_first(observation), observation.dtype))
         self.trunk = trunk
         with torch.no_grad():
@@ -29,51 +30,56 @@ class ImageEncoder(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, observation: Tensor) -> Tensor:
-        pixels = observation.permute(0, 3, 1, 2) if self._is_turned else observation
+        pixels = observation.permute(0, 3, 1, 2) if self._has_channels_last else observation
         return torch.relu(self.linear(self.trunk(self.centre(pixels)).flatten(1)))
 
 
 class Centre(nn.Module):
-    """Pixels minus their running mean, in units of a quarter of their range.
+    """Subtracts the running mean from pixels, and divides by a quarter of their range.
 
     Most of an Atari screen never changes. Without this the few pixels that move (a ball, two paddles) are one percent
-    of what the network sees, and it takes hundreds of thousands of steps to notice them. The mean is learned in
+    of the network's input, and it takes hundreds of thousands of steps until it uses them. The mean is learned in
     training only, and published with the weights.
     """
 
     mean: Tensor
     seen: Tensor
+    staged: Tensor
 
     def __init__(self, observation: ArraySpec) -> None:
         super().__init__()
         self.unit = 64 if observation.dtype == "uint8" else 0.25
         self.register_buffer("mean", torch.zeros(1, *observation.shape))
         self.register_buffer("seen", torch.zeros(()))  # train batches
+        staged = torch.zeros(2, *observation.shape, dtype=torch.float64)  # sums of 1 and of pixels
+        self.register_buffer("staged", staged, persistent=False)
 
     def forward(self, observation: Tensor) -> Tensor:
         pixels = observation.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True)
-        batch_mean = pixels[::8].mean(dim=0, keepdim=True) if torch.is_grad_enabled() else None
-        centred = pixels.sub_(self.mean).mul_(1 / self.unit)
-        if batch_mean is not None:
-            self.seen += 1
-            self.mean.lerp_(batch_mean, (1 / self.seen).clamp(min=0.001))
-        return centred
+        if torch.is_grad_enabled():
+            self._stage(pixels[::8])
+        return pixels.sub_(self.mean).mul_(1 / self.unit)
+
+    def _stage(self, pixels: Tensor) -> None:
+        self.staged[0] += len(pixels)
+        self.staged[1] += pixels.mean(dim=0).double() * len(pixels)
+
+    def apply_staged(self) -> None:
+        is_usable = self.staged.isfinite().all() & (self.staged[0] > 0).all()
+        count, total = torch.where(is_usable, self.staged, 1.0)
+        self.seen += is_usable
+        self.mean.lerp_((total / count).float(), torch.where(is_usable, share_of(self.seen), 0))
 
 
 def is_image(observation: ArraySpec, smallest: int) -> bool:
-    """Whether these are images of so many pixels each way."""
+    """Return whether observations are images of at least `smallest` × `smallest` pixels."""
     shape = observation.shape
     return len(shape) == 3 and not observation.values and min(_channels_first(observation)[1:]) >= smallest
 
 
-def _has_channels_first(observation: ArraySpec) -> bool:
-    first, _, last = observation.shape
-    return last > 4 or first <= 4
-
-
 def _channels_first(observation: ArraySpec) -> tuple[int, ...]:
     first, second, third = observation.shape
-    return observation.shape if _has_channels_first(observation) else (third, first, second)
+    return (third, first, second) if observation.channel_axis == 2 else observation.shape
 
 
 def nature_encoder(observation: ArraySpec) -> ImageEncoder:
@@ -104,11 +110,11 @@ def impala_encoder(observation: ArraySpec) -> ImageEncoder:
 
 
 class GridEncoder(nn.Module):
-    """Worlds of few cells: which small number each of them holds, as one of many, and one layer that sees all of them.
+    """One wide layer over small grids whose cells hold kinds of things, encoded one-hot.
 
-    As a number a key (5) is nearly a ball (6). With convolutions over such numbers, or over these columns, a policy
-    with a memory never learned to remember which of the two it had seen; with one wide layer it does. Numbers that
-    are not small count as amounts.
+    As a number a key (5) is almost a ball (6). With convolutions over the numbers, or over the one-hot columns, a
+    recurrent policy never learned to remember which of the two it had seen; with one wide layer it does. A last column
+    has the number itself, for cells that hold a quantity.
     """
 
     kinds: Tensor
@@ -117,7 +123,7 @@ class GridEncoder(nn.Module):
         super().__init__()
         self._unit = 255.0 if observation.dtype == "uint8" else 1.0
         self.register_buffer("kinds", torch.arange(KINDS), persistent=False)
-        columns = 1 + KINDS  # of a cell, of which one or two are not zero: hence the gain
+        columns = 1 + KINDS  # per cell, at most two of them not zero: hence the gain
         self.linear = scaled(nn.Linear(math.prod(observation.shape) * columns, 128), gain=math.sqrt(columns))
         self.size = 128
 

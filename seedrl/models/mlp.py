@@ -1,4 +1,4 @@
-"""Networks for vectors and categories, and a nearly free one for measuring."""
+"""Networks for vectors and categories, and one that costs almost nothing, for benchmarks."""
 
 import math
 from itertools import pairwise
@@ -7,14 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seedrl.models.base import SLOWEST, scaled
+from seedrl.models.base import scaled
+from seedrl.models.statistics import RunningMoments
 from seedrl.specs import ArraySpec
 
-REACH = 10.0  # standard deviations
+MIN_VARIANCE = 1e-6
+MAX_DEVIATIONS = 10.0  # standard deviations from the mean; values beyond are clipped
 
 
 class MlpEncoder(nn.Module):
-    """Gaussian as they are (bytes in units of 255), or normalised; categories as one of many."""
+    """Fully connected layers. Values enter as they are (bytes divided by 255) or normalised, categories one-hot."""
 
     def __init__(self, observation: ArraySpec, sizes: list[int], normalize: bool = False) -> None:
         super().__init__()
@@ -37,39 +39,31 @@ class MlpEncoder(nn.Module):
 
 
 class Normalize(nn.Module):
-    """Rows [N, size] minus their running mean, in running standard deviations.
+    """Normalises rows [N, size] by their running mean and standard deviation.
 
-    Both are learned in training only, and published and saved with the weights: what inference saw of a row is what
-    the weights of that version make of it.
+    Both are learned in training only, and published and saved with the weights: training sees a row as inference saw
+    it with the weights of the same version.
     """
 
-    mean: Tensor
-    square: Tensor
-    seen: Tensor
+    staged: Tensor
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("square", torch.ones(size))  # mean square
-        self.register_buffer("seen", torch.zeros(()))  # train batches
+        self.moments = RunningMoments(size)
+        self.register_buffer("staged", torch.zeros(3, size, dtype=torch.float64), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        variance = (self.square - self.mean.square()).clamp(min=1e-6)
-        normal = ((rows - self.mean) * variance.rsqrt()).clamp(-REACH, REACH)
         if torch.is_grad_enabled():
-            self._learn(rows.detach())
-        return normal
+            self.staged += self.moments.sums(rows.detach())
+        scale = self.moments.variance.clamp(min=MIN_VARIANCE).rsqrt()
+        return ((rows.double() - self.moments.mean) * scale).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS).float()
 
-    @torch.no_grad()
-    def _learn(self, rows: Tensor) -> None:
-        self.seen += 1
-        share = (1 / self.seen).clamp(min=SLOWEST)
-        self.mean.lerp_(rows.mean(dim=0), share)
-        self.square.lerp_(rows.square().mean(dim=0), share)
+    def apply_staged(self) -> None:
+        self.moments.merge_sums(self.staged)
 
 
 class TinyEncoder(nn.Module):
-    """64 entries of the observation, evenly spaced: nearly free, so that a run with it measures everything else."""
+    """64 evenly spaced entries of the observation: so cheap that a run measures everything but the network."""
 
     def __init__(self, observation: ArraySpec) -> None:
         super().__init__()
@@ -77,4 +71,4 @@ class TinyEncoder(nn.Module):
         self.size = -(-math.prod(observation.shape) // self.stride)
 
     def forward(self, observation: Tensor) -> Tensor:
-        return observation.flatten(1)[:, :: self.stride].float().mul_(1 / 255)
+        return observation.flatten(1)[:, :: self.stride].float() * (1 / 255)

@@ -14,9 +14,10 @@ what starts actors: a supervisor, Ray or Kubernetes may follow the number, or no
 
 import math
 
-from seedrl.config import LearnerConfig, serving_ranks
+from seedrl.config import LearnerConfig
 from seedrl.monitoring.diagnosis import BUSY_ENOUGH
 from seedrl.monitoring.sampler import Row
+from seedrl.sizes import serving_ranks
 
 SETTLE_SECONDS = 8.0  # after actors joined or left: a row covers five seconds, and environments begin slowly
 SMOOTH_SECONDS = 10.0  # the time constant of the average over rows

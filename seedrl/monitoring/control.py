@@ -1,13 +1,12 @@
-"""`seedrl control`: people steer the actors of a running learner. Knows nothing of how actors obey."""
+"""`seedrl control`: commands to the actors of a running learner. Knows nothing of how actors carry them out."""
 
 from seedrl.config import ControlConfig
 from seedrl.errors import ConfigError
-from seedrl.monitoring.overview import link_to
+from seedrl.monitoring.connection import ANSWER_SECONDS, link_to
 from seedrl.wire.channel import ask_control
 from seedrl.wire.control import describe_request
 from seedrl.wire.messages import ORDERS, Command, ControlRequest
 
-ANSWER_SECONDS = 5.0
 OPEN = "open"  # an order to the learner itself
 
 

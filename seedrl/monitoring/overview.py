@@ -1,4 +1,4 @@
-"""`seedrl status`: a running learner, its streams and its actors, in the terminal. Knows nothing of how they work."""
+"""`seedrl status`: a learner, its streams and its actors in the terminal. Knows nothing of how they are measured."""
 
 import json
 import time
@@ -9,15 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from seedrl.config import ControlConfig, DoctorConfig, StatusConfig
-from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
+from seedrl.config import StatusConfig
+from seedrl.errors import LearnerLost
+from seedrl.monitoring.connection import learner_status, run_directory_of
 from seedrl.monitoring.units import duration
-from seedrl.run.context import Context, ContextFile, State, dump
+from seedrl.run.context import Context, ContextFile, dump
 from seedrl.run.identity import Identity
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
-from seedrl.wire.channel import Link, ask_status
-
-ANSWER_SECONDS = 5.0
 
 
 def run_status(config: StatusConfig) -> None:
@@ -25,7 +23,7 @@ def run_status(config: StatusConfig) -> None:
         status = learner_status(config)
     except LearnerLost:
         if not config.learner:
-            show_remains(_directory(config.run), config.json, Console())
+            show_remains(run_directory_of(config.run), config.json, Console())
         raise
     if config.json:
         print(json.dumps(asdict(status), indent=2))
@@ -33,24 +31,8 @@ def run_status(config: StatusConfig) -> None:
         show(status, config.top, Console())
 
 
-def learner_status(config: StatusConfig | DoctorConfig) -> Status:
-    """What a learner says of itself, found by its address, by its run directory, or as the newest below runs/."""
-    link = link_to(config)
-    try:
-        return ask_status(link, ANSWER_SECONDS)
-    except LearnerLost as error:
-        if config.learner:
-            raise
-        raise LearnerLost(f"{error}; {_last_words(_directory(config.run))}") from error
-
-
-def link_to(config: StatusConfig | DoctorConfig | ControlConfig) -> Link:
-    """A learner, found by its address, by its run directory, or as the newest below runs/."""
-    return Link(config.learner or _address_in(_directory(config.run)), config.security)
-
-
 def show_remains(directory: Path, as_json: bool, console: Console) -> None:
-    """What is known of a run that is down: its state, its members, and whom the loss of each concerns."""
+    """Show what is known of a run that is down: its state, its members, and which of them depend on each other."""
     context = ContextFile(directory).read()
     if as_json:
         print(dump(context), end="")
@@ -68,7 +50,7 @@ def show_remains(directory: Path, as_json: bool, console: Console) -> None:
 
 
 def _remains(context: Context, now: float) -> Iterator[tuple[bool, str]]:
-    """(whether it is the last one, words) for every member."""
+    """Yield (whether it is the last one, description) for every member."""
     members = list(context.members.values())
     for member in members:
         life = f"seen {duration(now - member.seen)} ago" if member.seen else "never seen"
@@ -132,30 +114,3 @@ def _cells(actor: ActorStatus) -> list[str]:
         f"{actor.silent_seconds:.1f} s ago",
         actor.peer,
     ]
-
-
-def _directory(run: str) -> Path:
-    return Path(run) if run else _newest_run()
-
-
-def _newest_run() -> Path:
-    contexts = sorted(Path("runs").glob("*/*/context.json"), key=lambda path: path.stat().st_mtime)
-    if not contexts:
-        raise ConfigError("there is no run below runs/ here; give learner=HOST:PORT or run=DIR")
-    return contexts[-1].parent
-
-
-def _last_words(run: Path) -> str:
-    """How the run ended, if it did."""
-    context = ContextFile(run).read_or_new()
-    if context.state in (State.DONE, State.FAILED):
-        return f"{run} has ended, {context.state.name.lower()}: {context.reason}"
-    return f"{run} has not ended in order: its learner hangs, or was killed"
-
-
-def _address_in(run: Path) -> str:
-    """Where the learner of a run is, or was last."""
-    try:
-        return ContextFile(run).read().address
-    except RunDirectoryError as error:
-        raise ConfigError(f"run={run} does not say where its learner is ({error}); give learner=HOST:PORT") from error

@@ -17,7 +17,7 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
-from seedrl.config import LearnerConfig, torch_threads
+from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, choose_device, own_stream
 from seedrl.errors import Diverged, RankLost, RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.learning.loop import POLL_SECONDS, TrainingLoop
@@ -42,6 +42,7 @@ from seedrl.selectors import build_selector
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
+from seedrl.sizes import torch_threads
 from seedrl.specs import EnvSpec
 from seedrl.store import Store, StoreSizes
 from seedrl.validation import check
@@ -118,7 +119,8 @@ class LearnerProcess:
             address = self._open()
             if self.checkpoint is None and (spec := self._wait_for_spaces(address)) is not None:
                 self._build(spec)
-            if self.rounds.agree() and not self.rounds.stop_if_done():  # a resumed run may be done already
+            has_spaces = self.training is not None  # else the ranks have agreed to stop
+            if has_spaces and self.rounds.agree() and not self.rounds.stop_if_done():  # a resumed run may be done
                 self._start_threads()
                 self._watch()
         except BaseException as error:
@@ -379,9 +381,10 @@ class RunClock:
 def _peers(config: LearnerConfig, identity: Identity, device: torch.device) -> Peers:
     if identity.world_size == 1:
         return Alone(identity)
+    from seedrl.ranks.group import Ranks
     from seedrl.ranks.peers import RankPeers
 
-    return RankPeers(config, identity, device)
+    return RankPeers(config, Ranks.join(identity, device, config.ranks.timeout))
 
 
 def run_learner(config: LearnerConfig, identity: Identity) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from seedrl import __version__
 from seedrl.actions import Actions
-from seedrl.config import ActorsConfig, LearnerConfig, ServingConfig, torch_threads
+from seedrl.config import ActorsConfig, LearnerConfig, ServingConfig
 from seedrl.device import choose_device
 from seedrl.errors import RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.metrics import ServingMetrics
@@ -31,6 +31,7 @@ from seedrl.serving.seats import GREEDY, ON_POLICY, Seat
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
 from seedrl.serving.slots import FinishedEpisodes
+from seedrl.sizes import torch_threads
 from seedrl.status import Status, Verdict
 from seedrl.store import Store, StoreSizes
 from seedrl.validation import check

@@ -1,15 +1,16 @@
-"""Everything a run needs to go on, on disk: atomic, checked, free of pickle. Knows nothing of what the tensors mean.
+"""The files of a checkpoint: written atomically, checked, free of pickle.
 
+Knows nothing of what the tensors mean (snapshot.py) or of when they are saved and how long they are kept (saving.py).
 A checkpoint is a directory named after its env steps, with .001 and so on for further ones of the same steps:
 
-    tensors.safetensors   weights, optimiser state, generator state
-    state.json            counters and other plain values; `score`, if there is one, says how good it is
+    tensors.safetensors   weights, optimizer state, generator state
+    state.json            counters and other plain values; `score`, if there is one, is higher for better policies
     manifest.json         sha256 of the two; written last
 
-It is written under a temporary name, flushed to disk, read back and renamed, so a name that parses is complete; only
-then do older ones go, and those are renamed before they are deleted. Loading checks the manifest, and falls back to the
-checkpoint before if anything does not match. One that turns out to be of no use is set aside: renamed to
-damaged.000000001234, say, where nobody looks for it but people.
+It is written under a temporary name, flushed to disk, read back and renamed, so a name that parses is complete. It is
+renamed again before it is deleted. Loading checks the manifest, and falls back to the checkpoint before if anything
+does not match. A checkpoint that cannot be used is set aside: it is renamed to damaged.000000001234, for example,
+which only people look for.
 """
 
 import contextlib
@@ -37,14 +38,8 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]  # JSON
 
 
-def save(
-    directory: Path, env_steps: int, checkpoint: Checkpoint, keep: int, best: bool = False, milestones: int = 0
-) -> Path:
-    """Writes a checkpoint below `directory`, checks it, and only then removes what is not worth keeping.
-
-    That is all but the newest `keep`, the one with the highest score if `best`, and the first one after every
-    `milestones` env steps unless that is 0.
-    """
+def write(directory: Path, env_steps: int, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint below `directory`, read it back, and only then give it its name."""
     final = _free_name(directory, env_steps)
     for interrupted in directory.glob(".[0-9]*"):
         shutil.rmtree(interrupted, ignore_errors=True)
@@ -57,22 +52,18 @@ def save(
         _sync(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    others = [path for path in found(directory) if path != final]  # one from before a fallback may have a later name
-    wanted = {*others[max(len(others) - keep + 1, 0) :], *(_best([*others, final]) if best else ())}
-    for old in set(others) - wanted - _milestones(others, milestones):
-        _remove(old)
     return final
 
 
 def found(directory: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """Return the complete checkpoints, oldest first."""
     return sorted(path for path in directory.glob("[0-9]*") if path.is_dir())
 
 
 def load_newest(directory: Path, warn: Callable[[str], None], is_ours: bool = False) -> Checkpoint | None:
-    """The newest checkpoint that is intact; None if there are none at all. Raises if all of them are damaged.
+    """Return the newest checkpoint that is intact; None if there are none at all. Raise if all of them are damaged.
 
-    Damaged ones that are newer are warned of, one by one, and set aside if the directory `is_ours` to change.
+    There is a warning for each damaged one that is newer; they are set aside if the directory `is_ours` to change.
     """
     paths = found(directory)
     for number, path in enumerate(reversed(paths)):
@@ -89,20 +80,31 @@ def load_newest(directory: Path, warn: Callable[[str], None], is_ours: bool = Fa
     return None
 
 
-def best(directory: Path) -> Path | None:
-    """The one with the highest score; None if none has one."""
-    return next(iter(_best(found(directory))), None)
-
-
 def set_aside(path: Path, why: str) -> Path:
-    """Takes a checkpoint out of the way without losing it."""
+    """Move a checkpoint out of the way without losing it; return its new path."""
     target = path.with_name(f"{why}.{path.name}")
     shutil.rmtree(target, ignore_errors=True)
     return path.rename(target)
 
 
+def remove(path: Path) -> None:
+    """Delete a checkpoint. It is renamed first, because one that is half deleted must not look complete."""
+    hidden = path.with_name(f".{path.name}")
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path.rename(hidden), ignore_errors=True)
+
+
+def score_of(path: Path) -> float | None:
+    """Return the score in the state of a checkpoint; None if it has none or cannot be read."""
+    try:
+        score = json.loads((path / STATE).read_bytes()).get("score")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return score if isinstance(score, int | float) else None
+
+
 def load(path: Path) -> Checkpoint:
-    """One checkpoint, after checking it against its manifest."""
+    """Read a checkpoint after checking it against its manifest."""
     try:
         _check_digests(path)
         return Checkpoint(safetensors.torch.load_file(path / TENSORS), json.loads((path / STATE).read_bytes()))
@@ -111,7 +113,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> Tensors:
-    """The per-parameter tensors of an optimiser's state; its settings come from the configuration."""
+    """Return the tensors that an optimizer keeps of each parameter; its settings come from the configuration."""
     state = optimizer.state_dict()["state"]
     return {
         f"{index}.{name}": torch.as_tensor(value)
@@ -143,40 +145,10 @@ def without_prefix(prefix: str, tensors: Tensors) -> Tensors:
 
 
 def _free_name(directory: Path, env_steps: int) -> Path:
-    """Named after the steps; a further one of the same steps sorts after those before and takes nobody's place."""
+    """Return a path named after the steps; a further one of the same steps sorts after those that are there."""
     name = f"{env_steps:012d}"
     same = sorted(directory.glob(f"{name}*"))
     return directory / (f"{name}.{int(same[-1].suffix[1:] or 0) + 1:03d}" if same else name)
-
-
-def _best(paths: list[Path]) -> list[Path]:
-    """The one with the highest score, the newest of several; none if none has one."""
-    scored = [(score, path) for path in paths if (score := _score(path)) is not None]
-    return [max(scored)[1]] if scored else []
-
-
-def _score(path: Path) -> float | None:
-    try:
-        score = json.loads((path / STATE).read_bytes()).get("score")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return score if isinstance(score, int | float) else None
-
-
-def _milestones(paths: list[Path], interval: int) -> set[Path]:
-    """The first one in every interval of env steps, but for the interval that the run begins with."""
-    first: dict[int, Path] = {}
-    for path in paths if interval else ():
-        first.setdefault(int(path.name.partition(".")[0]) // interval, path)
-    first.pop(0, None)
-    return set(first.values())
-
-
-def _remove(path: Path) -> None:
-    """Not under its own name: one that is deleted half-way must not look complete."""
-    hidden = path.with_name(f".{path.name}")
-    with contextlib.suppress(OSError):
-        shutil.rmtree(path.rename(hidden), ignore_errors=True)
 
 
 def _write_files(path: Path, checkpoint: Checkpoint) -> None:
@@ -192,7 +164,7 @@ def _write_files(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def _check_digests(path: Path) -> None:
-    """Raises RunDirectoryError, or whatever reading gives, if the files are not those that were meant to be written."""
+    """Raise RunDirectoryError, or the error of reading, if the files are not those that were meant to be written."""
     digests = json.loads((path / MANIFEST).read_bytes())
     for name in (TENSORS, STATE):
         if _digest(path / name) != digests[name]:
@@ -200,7 +172,7 @@ def _check_digests(path: Path) -> None:
 
 
 def _apart(tensors: Tensors) -> Tensors:
-    """Copies: safetensors refuses tensors that share memory, as tied weights do, or are not contiguous."""
+    """Copy the tensors: safetensors refuses those that share memory, as tied weights do, or are not contiguous."""
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
 
 

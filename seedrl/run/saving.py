@@ -1,4 +1,7 @@
-"""When checkpoints are written, which stay, and which one a run goes back to. Knows nothing of what is in them."""
+"""When checkpoints are written, which of them stay, and which one a run returns to.
+
+Knows nothing of what is in them (snapshot.py) or of how they are written (checkpoint.py), but for their score.
+"""
 
 import time
 from collections.abc import Callable
@@ -34,16 +37,19 @@ class Saver:
         self.failure = ""  # why the latest one could not be written; empty if it was written
 
     def load(self) -> Checkpoint | None:
-        """What the run goes on from; None for a new one. A damaged one is said, set aside, and the one before used."""
+        """Return what the run resumes from; None for a new run.
 
-        def warn(words: str) -> None:
+        A damaged checkpoint is reported and set aside, and the one before is used.
+        """
+
+        def warn(message: str) -> None:
             self._damaged += 1
-            self._say(f"learner: {words}")
+            self._say(f"learner: {message}")
 
         return files.load_newest(self._directory, warn, is_ours=True)
 
     def begin(self) -> None:
-        """The counters are those of the checkpoint, if there is one, and training begins."""
+        """Start the interval to the next checkpoint, once the counters are restored and training begins."""
         self._saved = self._clock()
         self._learning.checkpoints_damaged += self._damaged
         self._mark_newest()
@@ -53,14 +59,14 @@ class Saver:
         return self._clock() - self._saved > self._config.seconds
 
     def save(self, take: Callable[[], Checkpoint]) -> None:
-        """Writes a checkpoint. If that fails it is said and counted, the one before stays, and training goes on."""
+        """Write a checkpoint. A failure is reported and counted; the one before stays, and training continues."""
         self._saved = self._clock()
         timer, config = Stopwatch(self._learning.learner_seconds), self._config
         began = timer.last
         checkpoint = take()
-        steps = checkpoint.state["serving"]["env_steps"]  # acting goes on meanwhile: its name says what it holds
+        steps = checkpoint.state["serving"]["env_steps"]  # acting continues meanwhile: the name is of what it holds
         try:
-            files.save(self._directory, steps, checkpoint, config.keep, config.keep_best, config.milestones)
+            save(self._directory, steps, checkpoint, config.keep, config.keep_best, config.milestones)
         except (OSError, RunDirectoryError) as error:
             self._learning.checkpoints_failed += 1
             self.failure = str(error)
@@ -72,17 +78,17 @@ class Saver:
         self._learning.checkpoint_seconds.observe(timer.lap("checkpoint") - began)
 
     def roll_back(self) -> str:
-        """Makes the last good checkpoint the newest; says which that is.
+        """Make the last good checkpoint the newest; return a description of it.
 
-        None was written since an update was last skipped, so it is the newest, unless not one update has worked since:
-        then those very weights cannot be trained, and the one before is.
+        No checkpoint is written after an update was skipped, so the newest is good, unless not a single update has
+        worked since it was written: then its weights cannot be trained, and the one before is used.
         """
         paths = files.found(self._directory)
         if self._updates_done() == self._good_updates and len(paths) > 1:
             files.set_aside(paths.pop(), "diverged")
         if not paths:
-            return "there is no checkpoint yet, so the run would begin anew"
-        return f"the last good checkpoint is {paths[-1]}, and the run would go on from there"
+            return "there is no checkpoint yet, so the run would start again from the beginning"
+        return f"the last good checkpoint is {paths[-1]}, and the run would resume from there"
 
     def _mark_newest(self) -> None:
         self._good_updates = self._updates_done()
@@ -91,3 +97,39 @@ class Saver:
 
     def _updates_done(self) -> int:
         return self._learning.updates - self._learning.skipped_updates
+
+
+def save(
+    directory: Path, env_steps: int, checkpoint: Checkpoint, keep: int, best: bool = False, milestones: int = 0
+) -> Path:
+    """Write a checkpoint below `directory`, and only then remove those that are not worth keeping.
+
+    The newest `keep` stay, the one with the highest score if `best`, and the first one after every `milestones` env
+    steps unless that is 0.
+    """
+    saved = files.write(directory, env_steps, checkpoint)
+    others = [path for path in files.found(directory) if path != saved]  # an older one may have a later name
+    wanted = {*others[max(len(others) - keep + 1, 0) :], *(_best([*others, saved]) if best else ())}
+    for old in set(others) - wanted - _milestones(others, milestones):
+        files.remove(old)
+    return saved
+
+
+def best_of(directory: Path) -> Path | None:
+    """Return the checkpoint with the highest score; None if none has one."""
+    return next(iter(_best(files.found(directory))), None)
+
+
+def _best(paths: list[Path]) -> list[Path]:
+    """Return the one with the highest score, the newest of several; an empty list if none has one."""
+    scored = [(score, path) for path in paths if (score := files.score_of(path)) is not None]
+    return [max(scored)[1]] if scored else []
+
+
+def _milestones(paths: list[Path], interval: int) -> set[Path]:
+    """Return the first one in every interval of env steps, except for the interval that the run begins with."""
+    first: dict[int, Path] = {}
+    for path in paths if interval else ():
+        first.setdefault(int(path.name.partition(".")[0]) // interval, path)
+    first.pop(0, None)
+    return set(first.values())

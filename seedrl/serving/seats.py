@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import ActorsConfig, evaluation_envs
+from seedrl.config import ActorsConfig
+from seedrl.sizes import evaluation_envs
 
 Slots = NDArray[np.int64]
 

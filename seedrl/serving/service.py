@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import torch
 
 from seedrl.actions import Actions
-from seedrl.config import LearnerConfig, group_size
+from seedrl.config import LearnerConfig
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.serving.balance import Balance
@@ -21,6 +21,7 @@ from seedrl.serving.seats import Seat
 from seedrl.serving.server import Server
 from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.serving.slots import FinishedEpisodes, Slots
+from seedrl.sizes import group_size
 from seedrl.specs import EnvSpec
 from seedrl.status import Status
 from seedrl.store import Store

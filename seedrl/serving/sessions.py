@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.config import LearnerConfig, group_size
+from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
 from seedrl.rows import RESET, Rows
 from seedrl.serving.lease import Lease
 from seedrl.serving.seats import ON_POLICY, Exploration, Seat, Seats
+from seedrl.sizes import group_size
 from seedrl.specs import EnvSpec
 from seedrl.wire.codec import ENV_ID, FLAGS, REWARD
 from seedrl.wire.layout import shared_bytes

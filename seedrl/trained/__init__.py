@@ -1,1 +1,1 @@
-"""What can be done with a policy once it is trained: export it, film it, describe it. Trains nothing."""
+"""Uses of a trained policy: run it, export it, record videos of it, describe it. Nothing here trains."""

@@ -1,6 +1,6 @@
-"""`seedrl card`: a run on one page, for people who were not there. Reads files only; knows nothing of training.
+"""`seedrl card`: describes a run on one page. Reads files only, and knows nothing of training.
 
-The page begins with the few lines of YAML that the Hugging Face hub reads from a model's README.
+The page begins with the YAML front matter that the Hugging Face hub reads from a model's README.
 """
 
 import json
@@ -79,7 +79,7 @@ def _front_matter(config: LearnerConfig, summary: Json) -> Iterator[str]:
 def _opening(config: LearnerConfig, summary: Json) -> str:
     words = f"A policy for `{config.env.id}`, trained by seedrl"
     if not summary:
-        return f"{words}. The run has not ended in order yet, so there is no summary of it."
+        return f"{words}. The run has not ended cleanly yet, so it has no summary."
     return (
         f"{words}: {summary['env_steps']:,} environment steps in {summary['seconds'] / 60:,.1f} minutes "
         f"({summary['steps_per_second']:,.0f} a second), {summary['updates']:,} updates, "
@@ -93,8 +93,8 @@ def _pictures(run_dir: Path) -> Iterator[str]:
     if videos := sorted(run_dir.glob("videos/*.mp4")):
         newest = videos[-1].relative_to(run_dir)
         if videos[-1].with_suffix(".gif").exists():
-            yield from ("", f"![Episodes played by it]({newest.with_suffix('.gif')})")
-        yield from ("", f"[The video]({newest})")
+            yield from ("", f"![Recorded episodes]({newest.with_suffix('.gif')})")
+        yield from ("", f"[Video]({newest})")
 
 
 def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _policy(config: LearnerConfig, newest: Path | None) -> Iterator[str]:
             "environment",
             f"`{config.env.id}`" + (f" with `{as_typed(config.env.options)}`" if config.env.options else ""),
         ),
-        ("frames", f"{config.env.frame_stack} newest stacked, {config.env.frame_skip} of the simulator a step"),
+        ("frames", f"{config.env.frame_stack} stacked, {config.env.frame_skip} simulator frames per step"),
         ("network", f"`{model.name}`"),
         ("memory", memory),
     ]
@@ -140,7 +140,7 @@ def _spaces(spec: EnvSpec) -> Iterator[tuple[str, str]]:
 
 
 def _parameters(checkpoint: Path) -> int:
-    """From the file's header: no weights are read."""
+    """Count the values of the model from the header of the file, without reading them."""
     with safe_open(checkpoint / files.TENSORS, framework="np") as tensors:
         sizes = [tensors.get_slice(name).get_shape() for name in tensors.keys() if name.startswith("model/")]  # noqa: SIM118
     count = 0
@@ -159,7 +159,7 @@ def _usage(run_dir: Path, config: LearnerConfig) -> Iterator[str]:
     yield f"seedrl export {where} format=onnx"
     yield "```"
     yield ""
-    yield "To train it again, from nothing:"
+    yield "To train it again from scratch:"
     yield ""
     yield "```sh"
     yield training_command(config)
@@ -167,7 +167,7 @@ def _usage(run_dir: Path, config: LearnerConfig) -> Iterator[str]:
 
 
 def training_command(config: LearnerConfig) -> str:
-    """What makes the same run: every setting that is not the default and belongs to the run."""
+    """Return the command of an equal run: every setting of the run that differs from its default."""
     usual, own = flat(plain(LearnerConfig())), flat(plain(config))
     settings = [
         shlex.quote(f"{key}={as_typed(value)}")
@@ -179,7 +179,7 @@ def training_command(config: LearnerConfig) -> str:
 
 def _making(config: LearnerConfig, summary: Json) -> Iterator[str]:
     rows = [(name, str(value)) for name, value in summary.get("made_with", {}).items() if value]
-    rows += [("seed", str(config.seed)), ("status", str(summary.get("status", "not ended in order")))]
+    rows += [("seed", str(config.seed)), ("status", str(summary.get("status", "not ended cleanly")))]
     rows += [(f"trouble: {words}", f"{count:,}") for words, count in summary.get("trouble", {}).items()]
     yield from _table(("what", "value"), rows)
     yield ""
@@ -193,12 +193,12 @@ def _making(config: LearnerConfig, summary: Json) -> Iterator[str]:
 
 
 def _limits(config: LearnerConfig, summary: Json, evaluations: dict[str, Json]) -> Iterator[str]:
-    yield f"- It knows `{config.env.id}` as it was made here and nothing else."
-    yield f"- One run with one seed ({config.seed}): another seed may end better or worse."
+    yield f"- It was trained on `{config.env.id}` with these settings only."
+    yield f"- This is one run with one seed ({config.seed}); other seeds may do better or worse."
     if not evaluations:
-        yield "- The score is that of training, where actions are drawn at random by their probability."
+        yield "- The score is from training, where actions are sampled from the policy."
     if not summary:
-        yield "- The run has not ended in order: what is here is its newest checkpoint."
+        yield "- The run has not ended cleanly: this describes its newest checkpoint."
 
 
 def _table(header: tuple[str, str], rows: list[tuple[str, str]]) -> Iterator[str]:
@@ -209,7 +209,7 @@ def _table(header: tuple[str, str], rows: list[tuple[str, str]]) -> Iterator[str
 
 
 def _json(path: Path) -> Json:
-    """What the file holds; nothing if it cannot be read."""
+    """Return the contents of a file; nothing if it cannot be read."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Whether two policies are the same: inputs worth trying, and how far apart what comes out is. Knows no format."""
+"""Compares two policies: inputs worth trying, and how far apart the outputs are. Knows nothing of file formats."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,28 +9,31 @@ from torch import Tensor
 
 from seedrl.errors import SeedrlError
 from seedrl.specs import ArraySpec, EnvSpec, names
-from seedrl.trained.step import StepInputs, StepOutputs, StepPolicy, flat, following
+from seedrl.trained.step import StepInputs, StepOutputs, StepPolicy, flat
 from seedrl.types import Observation
 
-TOLERANCE = 1e-4  # relative to numbers above 1, absolute below: sums in another order differ by less
-SIZES = (1, 2, 7)  # of batches
-STEPS = 8  # that memories are followed for
+TOLERANCE = 1e-4  # relative to values above 1, absolute below: sums in another order differ by less
+SIZES = (1, 2, 7)  # batch sizes
+STEPS = 8  # consecutive steps in which each policy keeps its own core_state
 
 Step = Callable[[StepInputs], StepOutputs]
 
 
 def largest_difference(policy: StepPolicy, other: Step) -> float:
-    """Between what two policies give for the same inputs. Raises if an action is not the likeliest within bounds."""
+    """Return the largest difference between two policies' outputs for the same inputs.
+
+    Raises an error if an action of `other` is not the most likely one within its bounds.
+    """
     largest = 0.0
     for inputs in tried(policy):
-        live, seen = policy.step(inputs), other(inputs)
-        largest = max(largest, *map(_apart, live[1:4], seen[1:4]))
-        _check_action(policy, seen)
+        ours, theirs = policy.step(inputs), other(inputs)
+        largest = max(largest, *map(_difference, ours[1:4], theirs[1:4]))
+        _check_action(policy, theirs)
     return max(largest, _drift(policy, other))
 
 
 def tried(policy: StepPolicy) -> Iterator[StepInputs]:
-    """Ordinary inputs in batches of several sizes, then what is rare: all episodes begin, numbers are large or zero."""
+    """Yield ordinary inputs in batches of several sizes, then rare ones: all rows reset, large values, zeros."""
     for seed, rows in enumerate(SIZES):
         yield random_inputs(policy, rows, seed)
     ordinary = random_inputs(policy, SIZES[-1], len(SIZES))
@@ -38,12 +41,12 @@ def tried(policy: StepPolicy) -> Iterator[StepInputs]:
     yield ordinary._replace(reset=everywhere, core_state=torch.full_like(ordinary.core_state, math.nan))
     yield ordinary._replace(reset=~everywhere)
     spec = policy.spec
-    yield ordinary._replace(observation=_like(spec, ordinary.observation, _least), reward=ordinary.reward * 1e3)
-    yield ordinary._replace(observation=_like(spec, ordinary.observation, _most), reward=ordinary.reward * -1e3)
+    yield ordinary._replace(observation=_like(spec, ordinary.observation, _smallest), reward=ordinary.reward * 1e3)
+    yield ordinary._replace(observation=_like(spec, ordinary.observation, _largest), reward=ordinary.reward * -1e3)
 
 
 def random_inputs(policy: StepPolicy, rows: int, seed: int) -> StepInputs:
-    """Observations of the policy's spaces; some rows begin an episode. At least one choice of a mask is allowed."""
+    """Draw inputs from the policy's spaces; some rows begin an episode. A mask allows at least one choice."""
     spec, generator = policy.spec, torch.Generator().manual_seed(seed)
     reset = torch.rand(rows, generator=generator) < 0.3
     chosen = policy.actions.choose(
@@ -60,39 +63,40 @@ def random_inputs(policy: StepPolicy, rows: int, seed: int) -> StepInputs:
 
 
 def _drift(policy: StepPolicy, other: Step) -> float:
-    """The difference after some steps, each policy keeping its own memory."""
-    live = seen = random_inputs(policy, SIZES[-1], seed=100)
+    """Return the difference after some steps in which each policy keeps its own core_state."""
+    ours = theirs = random_inputs(policy, SIZES[-1], seed=100)
     for number in range(STEPS):
-        ours, theirs = policy.step(live), other(seen)
-        after = random_inputs(policy, SIZES[-1], seed=101 + number)
-        live = following(live, ours, after.observation, after.reward)
-        # The actions are ours on both sides: where two are as likely, either may be chosen.
-        seen = following(seen, theirs, after.observation, after.reward)._replace(last_action=live.last_action)
-    return max(map(_apart, ours[1:4], theirs[1:4]))
+        our_outputs, their_outputs = policy.step(ours), other(theirs)
+        # Both continue with our actions: where two are equally likely, either may be chosen.
+        after = random_inputs(policy, SIZES[-1], seed=101 + number)._replace(
+            last_action=our_outputs.next_last_action, reset=torch.zeros_like(ours.reset)
+        )
+        ours = after._replace(core_state=our_outputs.next_core_state)
+        theirs = after._replace(core_state=their_outputs.next_core_state)
+    return max(map(_difference, our_outputs[1:4], their_outputs[1:4]))
 
 
-def _check_action(policy: StepPolicy, seen: StepOutputs) -> None:
-    """Of logits that differ in their last digits another action may be the likeliest; so these decide."""
-    likeliest = policy.actions.choose(seen.logits, torch.zeros(len(seen.logits), policy.actions.noise_size))
-    remembered = likeliest.numpy()
-    expected = flat({"action": policy.actions.to_env(remembered), "next_last_action": remembered})
-    for name, tensor in flat({"action": seen.action, "next_last_action": seen.next_last_action}).items():
-        found, wanted = tensor.numpy(), expected[name]
-        if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE):
-            raise SeedrlError(f"{name} of the exported policy is not the likeliest: {found} instead of {wanted}")
+def _check_action(policy: StepPolicy, found: StepOutputs) -> None:
+    """Compare actions with those of the same logits: rounding may make another one the most likely."""
+    most_likely = policy.actions.choose(found.logits, torch.zeros(len(found.logits), policy.actions.noise_size)).numpy()
+    expected = flat({"action": policy.actions.to_env(most_likely), "next_last_action": most_likely})
+    for name, tensor in flat({"action": found.action, "next_last_action": found.next_last_action}).items():
+        seen, wanted = tensor.numpy(), expected[name]
+        if seen.shape != wanted.shape or not np.allclose(seen, wanted, rtol=TOLERANCE, atol=TOLERANCE):
+            raise SeedrlError(f"{name} of the exported policy is not the most likely one: {seen} instead of {wanted}")
 
 
-def _apart(live: Tensor, seen: Tensor) -> float:
-    if live.shape != seen.shape or live.dtype != seen.dtype:
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return math.inf
-    if not live.numel():
+    if not ours.numel():
         return 0.0
-    apart = ((live - seen).abs() / live.abs().clamp(min=1)).max().item()
-    return apart if math.isfinite(apart) else math.inf
+    difference = ((ours - theirs).abs() / ours.abs().clamp(min=1)).max().item()
+    return difference if math.isfinite(difference) else math.inf
 
 
 def _like(spec: EnvSpec, tree: Observation | None, make: Callable[..., Tensor]) -> Observation:
-    """A tree of what is made for each leaf: (leaf, is_mask), or (leaf, is_mask, values) of another tree."""
+    """Make a tree of observations of make(leaf, is_mask), or make(leaf, is_mask, values) if a tree has values."""
     found = {}
     for name, leaf in zip(names(spec.observation), spec.observations, strict=True):
         before = () if tree is None else (tree[name] if isinstance(tree, dict) else tree,)
@@ -113,12 +117,12 @@ def _random(leaf: ArraySpec, is_mask: bool, rows: int, generator: torch.Generato
     return torch.randint(high, shape, generator=generator).to(dtype)
 
 
-def _least(leaf: ArraySpec, is_mask: bool, values: Tensor) -> Tensor:
+def _smallest(leaf: ArraySpec, is_mask: bool, values: Tensor) -> Tensor:
     return values if is_mask else torch.zeros_like(values)
 
 
-def _most(leaf: ArraySpec, is_mask: bool, values: Tensor) -> Tensor:
-    """The largest there is of integers, a large number of others; all is allowed."""
+def _largest(leaf: ArraySpec, is_mask: bool, values: Tensor) -> Tensor:
+    """Return the largest category or byte, 100 for floats, and a mask that allows everything."""
     dtype = values.dtype
     if is_mask or dtype == torch.bool:
         return torch.ones_like(values)

@@ -1,4 +1,7 @@
-"""`seedrl export`: a trained policy as one file that needs no seedrl. It is read back and compared before it counts."""
+"""`seedrl export`: writes a trained policy to one file that needs no seedrl.
+
+The file is read back and compared with the model before it replaces another one. Knows nothing of training.
+"""
 
 import json
 import logging
@@ -20,9 +23,9 @@ from seedrl.trained.check import TOLERANCE, Step, largest_difference, random_inp
 from seedrl.trained.load import Trained, load_trained
 from seedrl.trained.step import StepInputs, StepOutputs, StepPolicy, flat
 
-METADATA = "seedrl.json"  # the file inside a .pt2
-METADATA_KEY = "seedrl"  # of an ONNX file's properties
-EXAMPLE_ROWS = 2  # not one: that would be taken for the only size
+METADATA = "seedrl.json"  # a file inside the .pt2
+METADATA_KEY = "seedrl"  # a property of the ONNX file
+EXAMPLE_ROWS = 2  # torch.export would take one for a fixed size
 
 
 def run_export(config: ExportConfig) -> None:
@@ -34,12 +37,12 @@ def run_export(config: ExportConfig) -> None:
     largest = export(trained, config.format, out)
     print(
         f"{out}: the policy of {trained.config.env.id} after {trained.env_steps:,} steps, {trained.spec}; "
-        f"read back, its numbers differ from the model's by {largest:.1e} at most"
+        f"read back, its outputs differ from the model's by at most {largest:.1e}"
     )
 
 
 def export(trained: Trained, kind: Format, out: Path) -> float:
-    """Writes the file and returns the largest difference; there is none if that is too large."""
+    """Write the file and return its largest difference from the model; leave no file if that is too large."""
     file = FORMATS[kind]
     temporary = out.with_name(f".{out.name}")
     try:
@@ -59,7 +62,7 @@ def export(trained: Trained, kind: Format, out: Path) -> float:
 
 @contextmanager
 def _torch_silent() -> Iterator[None]:
-    """It and the packages it translates with: what they say here is about themselves."""
+    """Silence torch and the packages it translates with: their warnings here are about their own internals."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -75,13 +78,13 @@ def _write(file: "File", trained: Trained, path: Path) -> None:
         file.write(trained.policy, json.dumps(metadata(trained)), path)
     except (OSError, SeedrlError):
         raise
-    except Exception as error:  # whatever torch thinks of a model of one's own
+    except Exception as error:  # torch may raise anything for a user's own model
         reason = (str(error) or repr(error)).splitlines()[0]
         raise ConfigError(f"model.name={trained.config.model.name} cannot be exported: {reason}") from error
 
 
 def metadata(trained: Trained) -> dict[str, Any]:
-    """What the file says of itself: the environment, its spaces, every input and output, and where it comes from."""
+    """Describe the policy inside the file: environment, spaces, every input and output, settings of the run."""
     policy, config = trained.policy, trained.config
     inputs = random_inputs(policy, EXAMPLE_ROWS, seed=0)
     return {
@@ -111,7 +114,7 @@ def write_torch(policy: StepPolicy, words: str, path: Path) -> None:
     inputs = random_inputs(policy, EXAMPLE_ROWS, seed=0)._asdict()
     with torch.no_grad():
         program = torch.export.export(policy, (), inputs, dynamic_shapes=_dynamic(inputs))
-    program.example_inputs = None  # they would be the only thing in the file that is pickled
+    program.example_inputs = None  # nothing else in the file would be pickled
     torch.export.save(program, path, extra_files={METADATA: words})
 
 
@@ -126,7 +129,7 @@ def read_torch(policy: StepPolicy, path: Path) -> Step:
 
 
 def _dynamic(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The first axis of every tensor is the batch."""
+    """Declare the first axis of every tensor to be the batch, of any size."""
     batch = torch.export.Dim("batch")
     return {
         name: {leaf: {0: batch} for leaf in tree} if isinstance(tree, dict) else {0: batch}
@@ -176,15 +179,15 @@ def _onnx_packages() -> tuple[Any, Any]:
     try:
         import onnx
         import onnxruntime
-        import onnxscript  # noqa: F401 what torch translates with
+        import onnxscript  # noqa: F401 torch translates with it
     except ImportError as error:
-        raise ConfigError(f"format=onnx needs packages of its own: pip install 'seedrl[onnx]' ({error})") from error
+        raise ConfigError(f"format=onnx needs more packages: pip install 'seedrl[onnx]' ({error})") from error
     return onnx, onnxruntime
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A format: its ending, and how a policy is written and read back."""
+    """A format: its suffix, and how a policy is written and read back."""
 
     suffix: str
     write: Callable[[StepPolicy, str, Path], None]

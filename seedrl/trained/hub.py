@@ -1,4 +1,4 @@
-"""Uploads what is worth sharing of a run to the Hugging Face hub. Knows nothing of what the files say."""
+"""Uploads the files of a run that are worth sharing to the Hugging Face hub. Knows nothing of their contents."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ SHARED = ("config.yaml", "summary.json", "curve.png", "policy.pt2", "policy.onnx
 
 
 def upload_run(run_dir: Path, card: Path, repository: str, private: bool, client: Any = None) -> str:
-    """Makes the repository if it is new, and puts the run there, its card as README.md; returns where."""
+    """Upload the run, its card as README.md, to a repository that is made if it does not exist; return its address."""
     client = client or _client()
     try:
         client.create_repo(repository, private=private, exist_ok=True)
@@ -21,10 +21,8 @@ def upload_run(run_dir: Path, card: Path, repository: str, private: bool, client
             commit_message="Upload a seedrl run",
         )
         where = client.upload_file(repo_id=repository, path_or_fileobj=str(card), path_in_repo="README.md")
-    except Exception as error:  # the hub's own, and whatever the network raises
-        raise SeedrlError(
-            f"{repository} could not be uploaded: {error}; `hf auth login` tells the hub who you are"
-        ) from error
+    except Exception as error:  # errors of the hub and of the network have no common base class
+        raise SeedrlError(f"{repository} could not be uploaded: {error}; log in with `hf auth login` first") from error
     return str(getattr(where, "repo_url", "") or f"https://huggingface.co/{repository}")
 
 
@@ -37,5 +35,5 @@ def _client() -> Any:
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
-        raise ConfigError(f"upload= needs a package of its own: pip install 'seedrl[hub]' ({error})") from error
+        raise ConfigError(f"upload= needs one more package: pip install 'seedrl[hub]' ({error})") from error
     return HfApi()

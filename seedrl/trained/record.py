@@ -1,4 +1,4 @@
-"""`seedrl record`: episodes of a trained policy as a video, a GIF and a picture of their frames. Changes no run."""
+"""`seedrl record`: records episodes of a trained policy as a video, a GIF and a picture of frames. Changes no run."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ from seedrl.wire.messages import Welcome
 
 Frame = NDArray[np.uint8]  # [height, width, 3]
 
-SMALLEST = 16  # pixels each way that make an observation a picture
+SMALLEST = 16  # pixels of height and width that make an observation a picture
 GIF_FRAMES = 240
 GIF_SIDE = CELL_SIDE = 240  # pixels
-GRID = 4  # frames each way
+GRID = 4  # rows and columns of frames
 GAP, GAP_GREY = 4, 200  # pixels between them
 
 
@@ -30,13 +30,13 @@ def run_record(config: RecordConfig) -> None:
     if config.episodes < 1 or config.max_steps < 1 or config.fps < 1 or config.size < SMALLEST:
         raise ConfigError(f"episodes, max_steps and fps must be at least 1, and size at least {SMALLEST}")
     imageio = _imageio()
-    torch.set_num_threads(1)  # a row at a time has no work for more
+    torch.set_num_threads(1)  # one row at a time is no work for more
     trained = load_trained(config.run, config.checkpoint)
     out = Path(config.out) if config.out else trained.run_dir / "videos" / f"{trained.env_steps:012d}"
     job = drawn(trained, config.seed)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        returns = Film(config, out, imageio).shoot(trained, job)
+        returns = Film(config, out, imageio).record(trained, job)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error}; give another out=") from error
     shown = ", ".join(f"{value:,.4g}" for value in returns)
@@ -44,12 +44,12 @@ def run_record(config: RecordConfig) -> None:
 
 
 def drawn(trained: Trained, seed: int) -> Welcome:
-    """The environment to film: one that draws itself, or as it was trained on if its observations are pictures."""
+    """Describe the environment to record: one that renders, or the one of training if its observations are pictures."""
     job = job_of(trained.config.env, seed)
     reason = why_not_drawn(job)
     if reason and picture_in(trained.spec) is None:
         raise ConfigError(
-            f"{job.env_id} does not draw itself here ({reason}), and its observations are no pictures: {trained.spec}"
+            f"{job.env_id} does not render here ({reason}), and its observations are not pictures: {trained.spec}"
         )
     return job if reason else rendered(job)
 
@@ -57,22 +57,22 @@ def drawn(trained: Trained, seed: int) -> Welcome:
 def _imageio() -> Any:
     try:
         import imageio.v2 as imageio
-        import imageio_ffmpeg  # noqa: F401 brings the program that writes mp4
+        import imageio_ffmpeg  # noqa: F401 it contains the program that writes mp4
     except ImportError as error:
-        raise ConfigError(f"videos need packages of their own: pip install 'seedrl[video]' ({error})") from error
+        raise ConfigError(f"videos need more packages: pip install 'seedrl[video]' ({error})") from error
     return imageio
 
 
 @dataclass
 class Film:
-    """Frames as they come: all into the mp4, a share of them into the GIF, a few of the first episode into the grid."""
+    """Writes frames: all to the mp4, some to the GIF, and a few of the first episode to the grid."""
 
     config: RecordConfig
     out: Path
     imageio: Any
 
-    def shoot(self, trained: Trained, job: Welcome) -> list[float]:
-        """Plays and writes; the return of every episode."""
+    def record(self, trained: Trained, job: Welcome) -> list[float]:
+        """Play and write; return the return of every episode."""
         config = self.config
         returns = [0.0] * config.episodes
         gif, grid = Thinned(GIF_FRAMES), Thinned(4 * GRID * GRID)
@@ -98,8 +98,8 @@ class Film:
         )
 
     def _write_gif(self, gif: "Thinned") -> None:
-        """Of the video's length, though of fewer frames."""
-        milliseconds = max(20.0, 1000 * gif.stride / self.config.fps)  # browsers take less for a mistake
+        """Write a GIF as long as the video, with fewer frames."""
+        milliseconds = max(20.0, 1000 * gif.stride / self.config.fps)  # browsers replace shorter times by a longer one
         self.imageio.mimwrite(self._path(".gif"), gif.frames, duration=milliseconds, loop=0)
 
     def _path(self, suffix: str) -> Path:
@@ -108,7 +108,7 @@ class Film:
 
 @dataclass
 class Thinned:
-    """At most `limit` frames of any number, evenly apart: every `stride`-th."""
+    """Keeps at most `limit` of any number of frames, evenly spaced: every `stride`-th."""
 
     limit: int
     frames: list[Frame] = field(default_factory=list)
@@ -123,13 +123,13 @@ class Thinned:
             self.frames, self.stride = self.frames[::2], 2 * self.stride
 
     def evenly(self, count: int) -> list[Frame]:
-        """So many of them, the first and the last included; fewer if there are fewer."""
+        """Return up to `count` of the frames, including the first and the last."""
         chosen = np.linspace(0, len(self.frames) - 1, min(count, len(self.frames))).round().astype(int)
         return [self.frames[index] for index in chosen]
 
 
 def frame_of(moment: Moment, spec: EnvSpec) -> Frame:
-    """The environment's own picture, or else an observation that is one."""
+    """Return what the environment rendered, or else an observation that is a picture."""
     if moment.frame is not None:
         return np.ascontiguousarray(moment.frame[..., :3], np.uint8)
     name = picture_in(spec)
@@ -142,7 +142,7 @@ def leaf_of(observation: Arrays, name: str) -> NDArray[Any]:
 
 
 def picture_in(spec: EnvSpec) -> str | None:
-    """The name of the first observation that is a picture of bytes: [height, width], channels before or after."""
+    """Return the name of the first observation that is a picture of bytes, with or without an axis of channels."""
     for name, leaf in zip(names(spec.observation), spec.observations, strict=True):
         sides = [size for size in leaf.shape if size >= SMALLEST]
         if leaf.dtype == "uint8" and not leaf.values and len(sides) == 2 and len(leaf.shape) in (2, 3):
@@ -151,7 +151,7 @@ def picture_in(spec: EnvSpec) -> str | None:
 
 
 def as_picture(values: NDArray[Any]) -> Frame:
-    """Three channels last; of any other number than three, the newest in grey."""
+    """Convert to three channels, last; unless there are three, the last channel is shown in grey."""
     if values.ndim == 3 and values.shape[0] < SMALLEST:
         values = np.moveaxis(values, 0, -1)
     if values.ndim == 3 and values.shape[-1] == 3:
@@ -161,7 +161,7 @@ def as_picture(values: NDArray[Any]) -> Frame:
 
 
 def fitted(frame: Frame, side: int) -> Frame:
-    """Larger or smaller by a whole number, so that its longer side is about `side`; sides even, as mp4 wants them."""
+    """Scale by a whole number so that the longer side is about `side`; both sides are even, as mp4 requires."""
     longer = max(frame.shape[:2])
     if longer > side:
         step = round(longer / side) or 1
@@ -173,7 +173,7 @@ def fitted(frame: Frame, side: int) -> Frame:
 
 
 def grid_of(frames: list[Frame], columns: int) -> Frame:
-    """The frames in reading order, grey between them."""
+    """Arrange the frames in reading order, with grey between them."""
     height, width = frames[0].shape[:2]
     rows = -(-len(frames) // columns)
     grid = np.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3), GAP_GREY, np.uint8)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from seedrl.config import modules_of
+from seedrl.plugins import modules_of
 from seedrl.specs import EnvSpec
 
 PROTOCOL_VERSION = 3

@@ -53,7 +53,7 @@ def test_run_grows_while_the_learner_waits_and_shrinks_once_it_does_not(commands
 
     eventually(lambda: ends() == [(0, 0), (0, 0)])
     assert "the learner could use 3 actors: starting" in run.err
-    assert "the learner can do with 1: ending actor-1, actor-2" in run.err
+    assert "the learner needs only 1 actors: ending actor-1, actor-2" in run.err
     assert "restarting" not in run.err
     run.signal(signal.SIGTERM)
     assert run.wait() == 0

@@ -140,7 +140,9 @@ def test_run_whose_learner_is_killed_resumes_and_its_actors_return_until_it_give
     assert all("learner ended with code -9 (ended by SIGKILL); " in line for line in restarts)
     assert all("actor-0 (16 slots)" in line and "actor-1 (16 slots)" in line for line in restarts)
     assert all(line.endswith(" wait for it; restarting it") for line in restarts)
-    reason = "the learner crashed 3 times within 10 minutes, max_restarts allows no more; last: ended by SIGKILL"
+    reason = (
+        "the learner crashed 3 times within 10 minutes, more often than max_restarts allows; last: ended by SIGKILL"
+    )
     assert last == f"seedrl run: {reason}"
 
     context = run.context

@@ -220,7 +220,8 @@ def test_learners_of_a_run_without_a_newer_checkpoint_seed_their_environments_di
     for _ in range(3):
         learner = start_learner()
         seeds += [learner.service.inference.sessions.job_seed(session) for session in (1, 2)]
-        learner.stop()
+        learner.service.stop.ask("interrupted", "the test is over")
+        learner.join(DEADLINE)
     assert len(set(seeds)) == 6
 
 

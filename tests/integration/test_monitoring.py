@@ -15,7 +15,7 @@ import pytest
 import envs_server.session
 from seedrl.config import SecurityConfig, StatusConfig
 from seedrl.errors import ConfigError
-from seedrl.monitoring.overview import learner_status
+from seedrl.monitoring.connection import learner_status
 from seedrl.wire.channel import Link, ask_status
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, Process
@@ -154,7 +154,7 @@ def test_status_of_a_run_that_has_ended_says_how(commands: Commands) -> None:
     ("arguments", "code", "words"),
     [
         ([], 2, "there is no run below runs/ here; give learner=HOST:PORT or run=DIR"),
-        (["run=nowhere"], 2, "run=nowhere does not say where its learner is"),
+        (["run=nowhere"], 2, "run=nowhere does not contain the address of its learner"),
         (["learner=127.0.0.1:1"], 4, "no learner answers at 127.0.0.1:1"),
     ],
 )

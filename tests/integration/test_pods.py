@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from seedrl.config import CertsConfig
-from seedrl.launching.cluster import SECRETS, PodJob
+from seedrl.launching.pod_settings import SECRETS, PodSettings
 from tests.integration.processes import Commands, saved_steps
 from tests.integration.waiting import eventually, free_address
 from tests.manifests import job_of
@@ -30,7 +30,7 @@ def status_of(address: str, path: str) -> int:
         return 0
 
 
-def secrets_of(job: PodJob, directory: Path) -> list[str]:
+def secrets_of(job: PodSettings, directory: Path) -> list[str]:
     """Made as the instructions say; returns settings that lead to them instead of to the mounted Secret."""
     certs.run_certs(CertsConfig(out=str(directory), hosts=job.certificate_hosts))
     for role, config in (("learner", job.learner), ("actor", job.actor)):
@@ -40,7 +40,7 @@ def secrets_of(job: PodJob, directory: Path) -> list[str]:
     return [str(SECRETS), str(directory)]
 
 
-def probe(job: PodJob, role: str, name: str) -> str:
+def probe(job: PodSettings, role: str, name: str) -> str:
     return str(container_of(job, role)[name]["httpGet"]["path"])
 
 

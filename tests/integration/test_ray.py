@@ -16,9 +16,9 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from seedrl.commands import compose
-from seedrl.launching.bundles import layout
 from seedrl.launching.placement import place
-from seedrl.launching.raycluster import alive, as_node, reserved
+from seedrl.launching.ray_cluster import alive, as_node, reserved
+from seedrl.launching.ray_reservation import plan_reservation
 from tests.integration.processes import Commands, Process, saved_steps, summary_of
 from tests.integration.waiting import eventually
 
@@ -205,7 +205,7 @@ def test_placement_is_carried_out(
         "run", [f"actors.count={actors}", f"launch.placement=[{placement}]", f"launch.per_node={per_node}"]
     )
     eventually(lambda: ray.available_resources().get("CPU") == 3 * CPUS)  # of the tests before
-    decided = layout(config, place(config, [as_node(node) for node in alive()]))
+    decided = plan_reservation(config, place(config, [as_node(node) for node in alive()]))
     with reserved(decided, "test", lambda: False) as group:
         nodes = placement_group_table(group)["bundles_to_node_id"]
         placed = Counter(nodes[index] for index, bundle in enumerate(decided.bundles) for _ in bundle.places)
@@ -288,7 +288,7 @@ def test_job_grows_while_the_learner_waits_and_shrinks_once_it_does_not(cluster:
     eventually(lambda: set(job.hosts) == {"learner", "actor-0"}, 150.0)
     eventually(lambda: room_taken() == 2)
     assert job.hosts == first
-    assert "the learner can do with 1 actors: ending actor-2" in job.process.err
+    assert "the learner needs only 1 actors: ending actor-2" in job.process.err
     job.process.signal(signal.SIGTERM)
     assert job.process.wait() == 0, job.process.err
     eventually(lambda: room_taken() == 0)

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from seedrl.config import TOKEN_VARIABLE, CertsConfig, Display, SecurityConfig, StatusConfig
 from seedrl.errors import LearnerLost, Unauthenticated
-from seedrl.monitoring.overview import learner_status
+from seedrl.monitoring.connection import learner_status
 from seedrl.serving import protocol, server
 from seedrl.serving.guard import REFUSAL
 from seedrl.v1 import inference_pb2 as pb

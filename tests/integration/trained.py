@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.config import LearnerConfig
-from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
+from seedrl.run.saving import save as save_checkpoint
 from seedrl.specs import EnvSpec, encoded_spec
 from seedrl.types import ModelInput, ModelOutput
 from tests.integration.support import NUM_ACTIONS, SPEC, tiny_config
@@ -47,7 +47,7 @@ def checkpoint_of(tensors: dict[str, Tensor], spec: EnvSpec, updates: int, score
 
 
 def save(run: Path, checkpoint: Checkpoint) -> Path:
-    return files.save(run / "checkpoints", checkpoint.state["serving"]["env_steps"], checkpoint, keep=10)
+    return save_checkpoint(run / "checkpoints", checkpoint.state["serving"]["env_steps"], checkpoint, keep=10)
 
 
 def make_run(run: Path, *checkpoints: Checkpoint, change: Callable[[LearnerConfig], Any] = lambda config: None) -> Path:

@@ -4,8 +4,8 @@ import pytest
 
 from seedrl.config import Placement, RoleConfig, RunConfig
 from seedrl.errors import ConfigError
-from seedrl.launching.bundles import layout
 from seedrl.launching.placement import Node, place
+from seedrl.launching.ray_reservation import plan_reservation
 
 THREE = [Node("a", 4), Node("b", 4), Node("c", 4)]
 
@@ -34,7 +34,7 @@ def job(*placement: str, ranks: int = 1, actors: int = 2, per_node: int = 0) -> 
 def test_bundle_is_a_process_unless_processes_must_stay_together_or_apart(
     config: RunConfig, strategy: str, sizes: list[int]
 ) -> None:
-    decided = layout(config, place(config, THREE))
+    decided = plan_reservation(config, place(config, THREE))
     assert (decided.strategy, [len(bundle.places) for bundle in decided.bundles]) == (strategy, sizes)
 
 
@@ -43,7 +43,7 @@ def test_bundle_asks_for_all_that_its_processes_need() -> None:
     config.launch.learner = RoleConfig(cpus=2, gpus=0.5, selector={"gpu": "a100"})
     config.launch.actor = RoleConfig(cpus=0.5, memory_gb=1.5, selector={"zone": "1"})
     node = Node("a", 4, gpus=1, labels=frozenset({("gpu", "a100"), ("zone", "1")}))
-    (bundle,) = layout(config, place(config, [node])).bundles
+    (bundle,) = plan_reservation(config, place(config, [node])).bundles
     assert bundle.resources == {"CPU": 3.0, "GPU": 0.5, "memory": 3 * 2**30}
     assert bundle.labels == {"gpu": "a100", "zone": "1"}
 
@@ -51,5 +51,5 @@ def test_bundle_asks_for_all_that_its_processes_need() -> None:
 def test_role_that_asks_for_nothing_is_refused() -> None:
     config = job()
     config.launch.actor = RoleConfig(cpus=0)
-    with pytest.raises(ConfigError, match=r"launch.actor asks for nothing"):
-        layout(config, place(config, THREE))
+    with pytest.raises(ConfigError, match=r"launch.actor needs no resource"):
+        plan_reservation(config, place(config, THREE))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seedrl.launching.host import Host, free_ports
+from seedrl.launching.ray_host import RayHost, free_ports
 from tests.integration.waiting import eventually, free_address
 
 PROGRAM = "import os, sys; print('one'); print('two', os.environ['A']); print(os.getcwd()); sys.exit(5)"
@@ -24,22 +24,22 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_followed_process_is_heard_line_by_line_until_its_code(program: Path) -> None:
-    said = list(Host("actor-1").run("job", [], {"A": "given"}, str(program), True))
+    said = list(RayHost("actor-1").run("job", [], {"A": "given"}, str(program), True))
     assert said == ["one", "two given", str(program), 5]
 
 
 def test_other_process_is_heard_by_its_last_words(program: Path) -> None:
-    assert list(Host("actor-1").run("job", [], {}, str(program), False)) == [str(program), 5]
+    assert list(RayHost("actor-1").run("job", [], {}, str(program), False)) == [str(program), 5]
 
 
 def test_process_runs_elsewhere_if_the_directory_is_of_another_machine(program: Path) -> None:
-    said = list(Host("actor-1").run("platform", [], {}, str(program / "absent"), True))
+    said = list(RayHost("actor-1").run("platform", [], {}, str(program / "absent"), True))
     assert said[-1] == 0
 
 
 def test_process_that_is_stopped_gives_its_signal(program: Path) -> None:
     (program / "job.py").write_text("import time; print('up', flush=True); time.sleep(600)")
-    host = Host("actor-1")
+    host = RayHost("actor-1")
     running = host.run("job", [], {}, str(program), True)
     assert next(running) == "up"
     host.stop()
@@ -50,7 +50,7 @@ def test_process_that_is_stopped_gives_its_signal(program: Path) -> None:
 def test_process_ends_at_once_with_its_host(program: Path, is_running: bool) -> None:
     """Also if the host is killed between fork and exec."""
     (program / "job.py").write_text("import os, signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)")
-    code = "from seedrl.launching.host import Host; list(Host('x').run('job', [], {}, '.', True))"
+    code = "from seedrl.launching.ray_host import RayHost; list(RayHost('x').run('job', [], {}, '.', True))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=program) as host:
         children = Path(f"/proc/{host.pid}/task/{host.pid}/children")
         child = eventually(lambda: children.read_text().split())[0]

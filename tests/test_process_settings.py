@@ -4,14 +4,20 @@ import pytest
 
 from seedrl.config import RunConfig
 from seedrl.errors import ConfigError
-from seedrl.launching.orders import RankPlace, actor_orders, identity_of, listening, refuse_exposure
+from seedrl.launching.process_settings import (
+    RankAddress,
+    rank_settings,
+    rank_variables,
+    refuse_exposure,
+    remote_actor_settings,
+)
 
-RANKS = [RankPlace(0, "a", "10.0.0.1", 4001, 5001), RankPlace(1, "b", "10.0.0.2", 4002, 5002)]
-RANKS.append(RankPlace(2, "b", "10.0.0.2", 4003, 5003))
+RANKS = [RankAddress(0, "a", "10.0.0.1", 4001, 5001), RankAddress(1, "b", "10.0.0.2", 4002, 5002)]
+RANKS.append(RankAddress(2, "b", "10.0.0.2", 4003, 5003))
 
 
 def test_ranks_are_told_what_torchrun_would_tell() -> None:
-    said = [identity_of(RunConfig(), rank, RANKS, is_one_machine=False) for rank in RANKS]
+    said = [rank_variables(RunConfig(), rank, RANKS, is_one_machine=False) for rank in RANKS]
     assert [each["RANK"] for each in said] == ["0", "1", "2"]
     assert [each["LOCAL_RANK"] for each in said] == ["0", "0", "1"]
     assert [each["LOCAL_WORLD_SIZE"] for each in said] == ["1", "2", "2"]
@@ -23,7 +29,7 @@ def test_ranks_are_told_what_torchrun_would_tell() -> None:
 def test_rank_with_accelerators_of_its_own_takes_the_first_that_it_sees() -> None:
     config = RunConfig()
     config.launch.learner.gpus = 0.5
-    assert identity_of(config, RANKS[2], RANKS, is_one_machine=False)["LOCAL_RANK"] == "0"
+    assert rank_variables(config, RANKS[2], RANKS, is_one_machine=False)["LOCAL_RANK"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -40,23 +46,23 @@ def test_rank_listens_at_the_port_plus_its_number_on_the_machine(
     listen: str, is_one_machine: bool, told: list[str], found: str
 ) -> None:
     """RANKS[2] is the second one of its machine."""
-    assert listening(RunConfig(listen=listen), RANKS[2], RANKS, is_one_machine) == (told, found)
+    assert rank_settings(RunConfig(listen=listen), RANKS[2], RANKS, is_one_machine) == (told, found)
 
 
 def test_rank_that_is_shown_one_accelerator_is_told_its_very_port() -> None:
     config = RunConfig(listen="0.0.0.0:50051")
     config.launch.learner.gpus = 1
-    (listen, _), found = listening(config, RANKS[2], RANKS, is_one_machine=False)
+    (listen, _), found = rank_settings(config, RANKS[2], RANKS, is_one_machine=False)
     assert (listen, found) == ("listen='0.0.0.0:50052'", "10.0.0.2:50052")
 
 
 def test_actor_has_the_token_of_the_learner_and_a_trust_of_its_own() -> None:
     config = RunConfig()
     config.security.token_file, config.launch.security.ca_file = "token", "ca.pem"
-    orders = actor_orders(config, "10.0.0.1:4001", "actor-3")
-    assert {"learner='10.0.0.1:4001'", "name='actor-3'", "security.ca_file='ca.pem'"} <= set(orders)
-    assert [each for each in orders if "token" in each][-1] == "security.token_file='token'"
-    assert "security.allow_insecure=false" in orders
+    settings = remote_actor_settings(config, "10.0.0.1:4001", "actor-3")
+    assert {"learner='10.0.0.1:4001'", "name='actor-3'", "security.ca_file='ca.pem'"} <= set(settings)
+    assert [each for each in settings if "token" in each][-1] == "security.token_file='token'"
+    assert "security.allow_insecure=false" in settings
 
 
 def test_cluster_of_several_machines_calls_for_tls_and_token(monkeypatch: pytest.MonkeyPatch) -> None:

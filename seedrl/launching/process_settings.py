@@ -1,4 +1,4 @@
-"""What the processes of a job on several machines are told: addresses, who they are, whom to trust. Imports no Ray."""
+"""Settings and variables of processes on several machines: addresses, ranks, security. Imports no Ray."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,18 +13,18 @@ from seedrl.wire.security import check_client_security, check_learner_security, 
 HERE = "127.0.0.1"
 
 
-class RankPlace(NamedTuple):
-    """Where a rank is."""
+class RankAddress(NamedTuple):
+    """The machine of a rank and its ports there."""
 
     number: int
     node: str
-    address: str  # of that machine
+    address: str  # the address of that machine
     port: int  # a free one there, to listen on
     meeting_port: int  # another, for all ranks to meet at if this is the first
 
 
 def refuse_exposure(config: RunConfig, addresses: set[str]) -> None:
-    """What the learner and its actors would refuse later, wherever they are put."""
+    """Refuse settings that the learner or its actors would refuse later, on whichever machine they are."""
     if len(addresses) == 1:
         return
     if config.listen and is_local(config.listen):
@@ -37,8 +37,10 @@ def refuse_exposure(config: RunConfig, addresses: set[str]) -> None:
         check_client_security(anywhere, _actor_security(config))
 
 
-def identity_of(config: RunConfig, rank: RankPlace, ranks: Sequence[RankPlace], is_one_machine: bool) -> dict[str, str]:
-    """Variables: what torchrun would tell a rank."""
+def rank_variables(
+    config: RunConfig, rank: RankAddress, ranks: Sequence[RankAddress], is_one_machine: bool
+) -> dict[str, str]:
+    """Return the environment variables that torchrun would give a rank."""
     return {
         "RANK": str(rank.number),
         "WORLD_SIZE": str(len(ranks)),
@@ -49,12 +51,13 @@ def identity_of(config: RunConfig, rank: RankPlace, ranks: Sequence[RankPlace], 
     }
 
 
-def listening(
-    config: RunConfig, rank: RankPlace, ranks: Sequence[RankPlace], is_one_machine: bool
+def rank_settings(
+    config: RunConfig, rank: RankAddress, ranks: Sequence[RankAddress], is_one_machine: bool
 ) -> tuple[list[str], str]:
-    """A rank's settings, and where actors find it: at listen's port, or that of its machine's rank before plus one.
+    """Return a rank's settings and the address that actors connect to.
 
-    A rank adds its LOCAL_RANK to the port that it is told (seedrl/ranks/settings.py), so that is taken off.
+    Further ranks of a machine take the ports that follow listen's. A rank adds its LOCAL_RANK to the port in its
+    settings (seedrl/ranks/settings.py), so that is subtracted here.
     """
     listen, number = config.listen, _beside(rank, ranks).index(rank)
     if is_socket(listen):
@@ -69,18 +72,18 @@ def listening(
     return [*settings, override("ranks.advertise", address)], f"{address}:{port}"
 
 
-def _beside(rank: RankPlace, ranks: Sequence[RankPlace]) -> list[RankPlace]:
-    """The ranks of its machine."""
+def _beside(rank: RankAddress, ranks: Sequence[RankAddress]) -> list[RankAddress]:
+    """Return all ranks on the machine of a rank."""
     return [each for each in ranks if each.node == rank.node]
 
 
-def _local_rank(config: RunConfig, rank: RankPlace, ranks: Sequence[RankPlace]) -> int:
-    """With accelerators the engine shows each rank its own only, and that is number 0."""
+def _local_rank(config: RunConfig, rank: RankAddress, ranks: Sequence[RankAddress]) -> int:
+    """Return LOCAL_RANK. An engine that gives out accelerators shows each rank only its own, which is number 0."""
     return 0 if config.launch.learner.gpus else _beside(rank, ranks).index(rank)
 
 
-def actor_orders(config: RunConfig, learner: str, name: str) -> list[str]:
-    """The settings of an actor for a learner at this address."""
+def remote_actor_settings(config: RunConfig, learner: str, name: str) -> list[str]:
+    """Return the settings of an actor that may be on another machine than its learner."""
     security = vars(_actor_security(config))
     return [*actor_settings(config, learner, name), *(override(f"security.{key}", security[key]) for key in security)]
 

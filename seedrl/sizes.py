@@ -1,0 +1,36 @@
+"""Derives sizes from the settings: rows per request, ranks that serve, threads, unrolls kept. Holds no defaults."""
+
+import os
+
+from seedrl.config import ActorsConfig, LearnerConfig
+
+
+def group_size(config: LearnerConfig) -> int:
+    """Return the environments per request. A lock-step run has one group, so that rows always arrive in one order."""
+    return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
+
+
+def evaluation_envs(actors: ActorsConfig) -> list[int]:
+    """Return the environments of an actor that evaluate: evenly spaced, and at least one if there is a share."""
+    count = max(1, round(actors.evaluation * actors.envs)) if actors.evaluation else 0
+    return [number * actors.envs // count for number in range(count)]
+
+
+def store_capacity(config: LearnerConfig) -> int:
+    """Return how many finished unrolls the store keeps."""
+    return config.store.capacity or 2 * config.algorithm.batch_size
+
+
+def serving_ranks(config: LearnerConfig) -> int:
+    """Return how many ranks actors stream to."""
+    return 1 if config.ranks.separate else config.ranks.count
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def torch_threads(config: LearnerConfig) -> int:
+    """Return the torch threads of inference; training has the same number."""
+    return config.threads or max(1, available_cores() // 2)
