@@ -27,6 +27,7 @@ from seedrl.run.identity import identity
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, record, weights
 from tests.fakes import TinyModel, make_spec
+from tests.integration.waiting import DEADLINE
 
 WORLD = 2
 UPDATES = 5
@@ -179,7 +180,7 @@ def train_in_one(case: Case) -> dict[str, Tensor]:
 
 
 def main(out: Path) -> None:
-    ranks = Ranks.join(identity("learner"), torch.device("cpu"), timeout=60.0)
+    ranks = Ranks.join(identity("learner"), torch.device("cpu"), timeout=DEADLINE)
     rank = ranks.identity.rank
     (out / str(rank)).mkdir(parents=True)
     for name, case in CASES.items():

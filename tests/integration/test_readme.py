@@ -14,7 +14,7 @@ from envs_server.pool import make_pool
 from seedrl.specs import ArraySpec
 from tests.fakes import make_job
 from tests.integration.processes import Commands, summary_of
-from tests.integration.waiting import free_address
+from tests.integration.waiting import DEADLINE, free_address
 from tests.readme import ROOT, write_program
 
 pytestmark = pytest.mark.long
@@ -51,7 +51,7 @@ def test_own_simulator_of_the_readme_trains_from_a_bare_python(commands: Command
     )
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     actor = subprocess.run(
-        [bare_python, path, address], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [bare_python, path, address], env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
     )
     assert actor.returncode == 0, actor.stderr
     assert "Done: " in actor.stdout
