@@ -1,5 +1,5 @@
 # The actor's image, without torch. In the root of a checkout: docker build -f docker/actor.Dockerfile -t seedrl-actor .
-# env.id=gymnasium:ID takes --build-arg EXTRAS=actor,gymnasium. Environments of your own, and Procgen's Qt:
+# env.id=gymnasium:ID needs --build-arg EXTRAS=actor,gymnasium. Add your own environments, or Procgen's Qt, like this:
 #   FROM seedrl-actor / USER root / RUN pip install mygame or apt-get install libqt5gui5 / USER 1000:1000
 FROM python:3.11-slim-bookworm AS build
 ARG EXTRAS=actor

@@ -1,7 +1,7 @@
 # The learner's image. In the root of a checkout: docker build -f docker/learner.Dockerfile -t seedrl-learner .
-# PyPI's torch for Linux brings CUDA; without a GPU, some gigabytes less:
+# PyPI's torch for Linux includes CUDA. For machines without a GPU this saves some gigabytes:
 #   --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
-# What is optional comes with --build-arg EXTRAS=learner,tensorboard.
+# Add optional packages with --build-arg EXTRAS=learner,tensorboard.
 FROM python:3.11-slim-bookworm AS build
 ARG EXTRAS=learner
 ARG PIP_EXTRA_INDEX_URL=

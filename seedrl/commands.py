@@ -1,4 +1,4 @@
-"""The command line: `seedrl COMMAND key=value …`. The only module that knows Hydra; below it are plain dataclasses.
+"""The command line: `seedrl COMMAND key=value …`. Only this module uses Hydra; all others get plain dataclasses.
 
 Starts without importing torch, grpc or envpool: each command imports what it needs when it runs.
 """
@@ -46,7 +46,7 @@ from seedrl.errors import ConfigError, SeedrlError
 from seedrl.launching.children import end_with_parent
 from seedrl.launching.overrides import override
 from seedrl.launching.torchrun import is_under_torchrun, write_error_file
-from seedrl.ranks.settings import shard_of
+from seedrl.ranks.settings import settings_of_rank
 from seedrl.run.identity import identity
 from seedrl.validation import check, check_job
 from seedrl.wire.address import refuse_if_taken
@@ -92,10 +92,10 @@ def _learner(config: LearnerConfig) -> None:
     if is_under_torchrun():
         end_with_parent()
     check(config)  # before torch is imported: that takes seconds
-    config = shard_of(config, who)
+    config = settings_of_rank(config, who)
     refuse_if_taken(config.listen)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in our own words
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages report what matters
     from seedrl.roles.learner import run_learner
 
     run_learner(config, who)
@@ -138,9 +138,7 @@ def _bench_module() -> Any:
     try:
         import bench.main
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"seedrl bench runs in a checkout, with everything installed: make bench ({error})"
-        ) from error
+        raise ConfigError(f"seedrl bench needs a checkout with everything installed: make bench ({error})") from error
     return bench.main
 
 
@@ -190,52 +188,59 @@ def _certs(config: CertsConfig) -> None:
     try:
         from seedrl.wire.certificates import run_certs
     except ModuleNotFoundError as error:
-        raise ConfigError(f"seedrl certs needs one package more: pip install 'seedrl[certs]' ({error})") from error
+        raise ConfigError(f"seedrl certs needs one more package: pip install 'seedrl[certs]' ({error})") from error
     run_certs(config)
 
 
 @dataclass(frozen=True)
 class Command:
+    """A command of `seedrl`: its line of help, its settings, and the function that runs it."""
+
     meaning: str
     schema: type
     start: Callable[[Any], None]
-    verbs: tuple[tuple[str, str, str], ...] = ()  # of a command that can do more: the word, its files, its meaning
-    words: str = ""  # the setting that words without a key go into, such as directories
+    verbs: tuple[tuple[str, str, str], ...] = ()  # subcommands on files: the word, its arguments, its line of help
+    words: str = ""  # the setting that arguments without a key go into, such as directories
 
 
 COMMANDS = {
-    "run": Command("train: a learner and its actors on this machine", RunConfig, _run),
-    "learner": Command("serve and train; actors may join from anywhere", LearnerConfig, _learner),
-    "actor": Command("step environments for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
+    "run": Command("train: start a learner and its actors", RunConfig, _run),
+    "learner": Command("run only the learner; actors may connect from any machine", LearnerConfig, _learner),
+    "actor": Command("run an actor for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
     "render": Command("write a job as Kubernetes manifests: seedrl render out=DIR", RenderConfig, _render),
-    "eval": Command("measure the policy of a run by whole episodes, without learning", EvalConfig, _eval),
-    "serve": Command("serve the policy of a run to whoever asks for actions", ServeConfig, _serve),
+    "eval": Command("evaluate the policy of a run on whole episodes", EvalConfig, _eval),
+    "serve": Command("serve the policy of a run to clients that ask for actions", ServeConfig, _serve),
     "control": Command(
         "steer running actors: pause, resume, reset, drain, move, open, temperature=, epsilon=, options=",
         ControlConfig,
         _control,
         words="do",
     ),
-    "status": Command("a running learner, its actors and what limits them", StatusConfig, _status),
-    "doctor": Command("check a run before it starts, or name the bottleneck of one that runs", DoctorConfig, _doctor),
-    "export": Command("write a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export),
-    "record": Command("film a trained policy: mp4, GIF and a picture of its frames", RecordConfig, _record),
-    "card": Command("describe a run on one page, for people; or upload it", CardConfig, _card),
+    "status": Command("show a running learner, its actors and what limits them", StatusConfig, _status),
+    "doctor": Command("check a run before it starts, or find the bottleneck of a running one", DoctorConfig, _doctor),
+    "export": Command("export a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export),
+    "record": Command("record a trained policy as mp4, GIF and a picture of its frames", RecordConfig, _record),
+    "card": Command("write a one-page description of a run, or upload it", CardConfig, _card),
     "certs": Command("make a development CA, certificates and a token for two machines", CertsConfig, _certs),
-    "observe": Command(
-        "watch learners with a Prometheus of your own: graphs, history, alerts", ObserveConfig, _observe
-    ),
+    "observe": Command("start a Prometheus that watches learners: graphs, history, alerts", ObserveConfig, _observe),
     "bench": Command(
-        "measure each hop of an observation against its floor",
+        "measure each hop of an observation against the fastest that is possible",
         BenchConfig,
         _bench,
         verbs=(
-            ("compare", "A.json B.json", "what got better or worse, noise taken into account; exit code 1 if worse"),
-            ("render", "FILE.json [RESULTS.md]", "plots beside the results, and a page with all of them"),
+            (
+                "compare",
+                "A.json B.json",
+                "show what got better or worse beyond noise; exit code 1 if worse",
+            ),
+            ("render", "FILE.json [RESULTS.md]", "plot the results, and write a page with all of them"),
         ),
     ),
     "plot": Command(
-        "compare runs: seedrl plot RUN …, seeds of one setting in one line", PlotConfig, _plot, words="runs"
+        "plot several runs: seedrl plot RUN …; seeds of the same settings share a line",
+        PlotConfig,
+        _plot,
+        words="runs",
     ),
 }
 
@@ -248,24 +253,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif name == "--version":
         print(f"seedrl {__version__}")
     elif name not in COMMANDS:
-        sys.exit(f"seedrl: there is no command {name!r}; there are {', '.join(COMMANDS)}")
+        sys.exit(f"seedrl: there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
     else:
         execute(name, rest)
 
 
 def execute(name: str, arguments: Sequence[str]) -> None:
-    """Composes the command's settings from conf/ and overrides, and runs it."""
+    """Compose the command's settings from conf/ and overrides, and run it."""
     command = COMMANDS[name]
     register_schemas()
     if "--help" in arguments or "-h" in arguments:
         print(help_text(name))
         return
     if arguments and arguments[0] in (verb for verb, _, _ in command.verbs):
-        with _errors_in_words(name):
+        with _errors_as_exit_codes(name):
             raise SystemExit(_bench_module().with_files(arguments[0], arguments[1:]))
 
     def task(settings: Any) -> None:
-        with _errors_in_words(name):
+        with _errors_as_exit_codes(name):
             command.start(_complete(name, settings))
 
     arguments = _flags_as_settings(command, _words_as_setting(command, arguments))
@@ -274,8 +279,8 @@ def execute(name: str, arguments: Sequence[str]) -> None:
 
 
 @contextmanager
-def _errors_in_words(name: str) -> Iterator[None]:
-    """Our own errors end the process with one line and their code."""
+def _errors_as_exit_codes(name: str) -> Iterator[None]:
+    """End the process with one line and an exit code of its own for each of our errors."""
     try:
         yield
     except SeedrlError as error:
@@ -285,7 +290,7 @@ def _errors_in_words(name: str) -> Iterator[None]:
 
 
 def _words_as_setting(command: Command, arguments: Sequence[str]) -> list[str]:
-    """`seedrl plot A B out=C` means runs=[A,B] out=C. A word after an option, such as `--cfg job`, is the option's."""
+    """Turn `plot A B out=C` into runs=[A,B] out=C. A word after an option, as in `--cfg job`, belongs to the option."""
     if not command.words:
         return list(arguments)
     words: list[str] = []
@@ -297,13 +302,13 @@ def _words_as_setting(command: Command, arguments: Sequence[str]) -> list[str]:
 
 
 def _flags_as_settings(command: Command, arguments: Sequence[str]) -> list[str]:
-    """`--json` means json=true wherever json is such a setting."""
+    """Turn `--json` into json=true for every setting that is false by default."""
     flags = {f"--{key}": f"{key}=true" for key, default, _ in settings_of(command.schema) if default == "False"}
     return [flags.get(argument, argument) for argument in arguments]
 
 
 def _neutral_if_own_env(arguments: Sequence[str]) -> list[str]:
-    """`env.id=X` without `env=` starts from the defaults, not from what was tuned for another environment."""
+    """Let `env.id=X` without `env=` start from the defaults instead of from those of another environment."""
     names = {argument.partition("=")[0] for argument in arguments}
     return ["env=any", *arguments] if "env.id" in names and not {"env", "experiment"} & names else list(arguments)
 
@@ -326,24 +331,24 @@ def _complete(name: str, settings: Any) -> Any:
 
 
 def register_schemas() -> None:
-    """Makes the dataclasses known to Hydra. Keyword arguments for foreign constructors may have any keys."""
+    """Register the dataclasses with Hydra. Keyword arguments of foreign constructors may have any keys."""
     for name, command in COMMANDS.items():
         schema = OmegaConf.structured(command.schema)
-        for section in (schema.get("env"), schema.get("model"), schema):
+        for section in (*(schema.get(group) for group in ("env", "model", "algorithm", "store")), schema):
             if section is not None and "options" in section:
                 OmegaConf.set_struct(section.options, False)
         ConfigStore.instance().store(name=f"{name}_schema", node=schema)
 
 
 def conf_directory() -> Path:
-    """conf/ lies beside the package in a checkout and inside it in a wheel."""
+    """Return conf/, which lies beside the package in a checkout and inside it in a wheel."""
     package = Path(__file__).parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 
 
 def help_text(name: str) -> str:
-    """Every setting of a command: its name, default and meaning."""
+    """Return the help of a command: every setting with its default and meaning."""
     command = COMMANDS[name]
     words = f"{command.words.upper()} … " if command.words else ""
     lines = [f"seedrl {name} {words}key=value …    {command.meaning}"]
@@ -363,7 +368,7 @@ def help_text(name: str) -> str:
 
 
 def _groups(schema: type) -> list[Path]:
-    """Directories of conf/ with choices for a command."""
+    """Return the directories of conf/ that hold choices for a command."""
     if not issubclass(schema, LearnerConfig):
         return []
     known = {field.name for field in dataclasses.fields(schema)} | {"experiment"}
@@ -371,7 +376,7 @@ def _groups(schema: type) -> list[Path]:
 
 
 def settings_of(schema: type, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(key, default, meaning) of every setting, depth first."""
+    """Yield key, default and meaning of every setting, depth first."""
     for field in dataclasses.fields(schema):
         assert field.default_factory is not dataclasses.MISSING
         default = field.default_factory()
@@ -392,5 +397,5 @@ def _shown(default: Any) -> str:
 def _overview() -> str:
     lines = [f"seedrl {__version__}: central inference for reinforcement learning", ""]
     lines += [f"  seedrl {name:<8} {command.meaning}" for name, command in COMMANDS.items()]
-    lines += ["", "seedrl COMMAND --help lists every setting. Start with: seedrl run env=cartpole"]
+    lines += ["", "seedrl COMMAND --help lists its settings. A first run: seedrl run env=cartpole"]
     return "\n".join(lines)

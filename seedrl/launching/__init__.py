@@ -1,1 +1,1 @@
-"""Who starts the processes of a run, and where: one file for each engine. No scheduler and no rendezvous of our own."""
+"""Engines that start the processes of a run and place them, one file each. Scheduling and rendezvous are theirs."""

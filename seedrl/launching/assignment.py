@@ -1,4 +1,4 @@
-"""Which rank each actor of a cluster streams to: one on its own machine if possible, and as many actors for each rank.
+"""Assigns a rank to every actor of a cluster: one on its own machine if possible, and to each rank as many actors.
 
 Balance comes first, because an update needs unrolls of every rank. Knows no engine.
 """
@@ -12,7 +12,7 @@ def assign_ranks(actors: Mapping[int, str], ranks: Sequence[str], kept: Mapping[
     `actors` has the machine of each actor by its number (empty if it has none yet), `ranks` the machine of each rank,
     and `kept` the rank of those actors that must not change it.
     """
-    share, extras = divmod(len(actors), len(ranks))  # each rank gets its share, and so many of them one actor more
+    share, extras = divmod(len(actors), len(ranks))  # each rank gets its share, and `extras` of them one more
     assigned = dict(kept)
     counts = [sum(rank == number for rank in kept.values()) for number in range(len(ranks))]
 

@@ -1,4 +1,4 @@
-"""The manifests of a job: settings in, YAML out. Reads and writes no file, and never talks to a cluster."""
+"""The manifests of a job: settings in, YAML out. Reads and writes no file and contacts no cluster."""
 
 import hashlib
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from seedrl.launching.pod_settings import PodSettings
 from seedrl.launching.pods import Body, actor_pod, gibibytes, labels, learner_pod, settings_name
 from seedrl.run.directory import plain
 
-MARK = "# Written by `seedrl render`, which overwrites it; put changes into an overlay."
+MARK = "# Written by `seedrl render`, which overwrites it; put your changes into an overlay."
 DESIRED_ACTORS = "seedrl_desired_actors"
-PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}  # labels of the pods that may read metrics
+PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}  # the labels of pods that may read metrics
 HTTPS_PORT, DNS_PORT = 443, 53
-# What the file of a role's settings starts with: Hydra takes these settings, complete, and nothing else.
+# The head of a role's settings file: Hydra composes these settings and nothing else.
 HYDRA = {"run": {"dir": "."}, "output_subdir": None, "job": {"chdir": False}}
 
 
@@ -25,7 +25,7 @@ class Manifest(NamedTuple):
 
 
 def files(job: PodSettings) -> dict[str, str]:
-    """File name → its text. The claim is no part of the kustomization, so that `kubectl delete -k` leaves the run."""
+    """Return the files by name. The claim is not in the kustomization, so that `kubectl delete -k` keeps the run."""
     contents = {
         "settings.yaml": [_settings(job)],
         "learner.yaml": [_service(job), _stateful_set(job), _budget(job, LEARNER, 1)],
@@ -45,7 +45,7 @@ def _text(manifests: list[Manifest]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines as a block that people can read, and no anchors."""
+    """Writes text of several lines as a readable block, and no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -63,7 +63,7 @@ def dumped(values: Any) -> str:
 
 
 def settings_file(role: str, config: LearnerConfig | ActorConfig) -> str:
-    """The complete settings of a role, for `--config-dir` and `--config-name`."""
+    """Return the complete settings of a role, for `--config-dir` and `--config-name`."""
     defaults = [f"{role}_schema", "_self_", {"override hydra/job_logging": "none"}]
     return dumped({"defaults": defaults, "hydra": HYDRA, **plain(config)})
 
@@ -84,22 +84,22 @@ def _digest(job: PodSettings, role: str) -> str:
 def _settings(job: PodSettings) -> Manifest:
     data = {f"{settings_name(role)}.yaml": text for role, text in _settings_texts(job).items()}
     return Manifest(
-        "The settings of both roles, complete: the only ones there are, whatever the image's own defaults.",
+        "The complete settings of both roles. Defaults of the image do not matter.",
         _object(job, "v1", "ConfigMap", f"{job.name}-settings", "", data=data),
     )
 
 
 def _claim(job: PodSettings) -> Manifest:
-    launch = job.job.launch
+    launch = job.run.launch
     spec: Body = {
         "accessModes": ["ReadWriteOnce" if job.ranks == 1 else "ReadWriteMany"],
         "resources": {"requests": {"storage": gibibytes(launch.storage_gb)}},
     }
     if launch.storage_class:
         spec["storageClassName"] = launch.storage_class
-    shared = "" if job.ranks == 1 else "\nEvery rank mounts it, so its storage class has to allow that."
+    shared = "" if job.ranks == 1 else "\nEvery rank mounts it, so the storage class has to allow that."
     return Manifest(
-        f"The run directory. Apply it once; `kubectl delete -k` leaves it, and the run can go on.{shared}",
+        f"The run directory. Apply it once; `kubectl delete -k` keeps it, so that the run can be resumed.{shared}",
         _object(job, "v1", "PersistentVolumeClaim", f"{job.name}-run", LEARNER, spec=spec),
     )
 
@@ -113,8 +113,8 @@ def _service(job: PodSettings) -> Manifest:
         "ports": ports,
     }
     return Manifest(
-        "Gives every rank a name. Names are there before readiness: ranks have to meet before any of them is ready,\n"
-        "and a new learner is ready only after its first actor has told it the spaces.",
+        "Gives every rank a name. Names exist before readiness: ranks have to meet before any of them is ready, and\n"
+        "a new learner is ready only after its first actor has sent the spaces.",
         _object(job, "v1", "Service", job.named(LEARNER), LEARNER, spec=spec),
     )
 
@@ -131,7 +131,7 @@ def _stateful_set(job: PodSettings) -> Manifest:
     }
     comment = (
         "Probes ask the metrics port for what gRPC health calls `live` and `ready`: the kubelet's own gRPC probe has\n"
-        "neither TLS nor a token. That port is plain HTTP, and network.yaml says who may reach it."
+        "neither TLS nor a token. That port is plain HTTP, and network.yaml limits who may reach it."
     )
     if several:
         comment += (
@@ -144,14 +144,14 @@ def _stateful_set(job: PodSettings) -> Manifest:
 
 def _deployment(job: PodSettings) -> Manifest:
     spec = {
-        **({} if job.is_elastic else {"replicas": job.job.actors.count}),
+        **({} if job.is_elastic else {"replicas": job.run.actors.count}),
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
         "selector": {"matchLabels": labels(job, ACTOR)},
         "template": actor_pod(job, _digest(job, ACTOR)),
     }
-    comment = "None is started beyond the count while they are replaced: the learner might have no slots for it."
+    comment = "While pods are replaced there are never more than the count: the learner might have no slots for them."
     if job.is_elastic:
-        comment += "\nThe autoscaler below says how many, so no number is given here."
+        comment += "\nThe autoscaler below sets the number, so none is given here."
     return Manifest(comment, _object(job, "apps/v1", "Deployment", job.named(ACTOR), ACTOR, spec=spec))
 
 
@@ -162,15 +162,15 @@ def _budget(job: PodSettings, role: str, unavailable: int | str) -> Manifest:
         "selector": {"matchLabels": labels(job, role)},
     }
     return Manifest(
-        "Nodes can be drained, but not all of them at once. Whoever is not ready may always be moved."
+        "Nodes can be drained, but not all of them at once. Pods that are not ready may always be moved."
         if role == ACTOR
-        else "A node can be drained: the learner saves, moves and goes on. Of several ranks one at a time.",
+        else "A node can be drained: the learner saves, moves and resumes. Of several ranks one at a time.",
         _object(job, "policy/v1", "PodDisruptionBudget", job.named(role), role, spec=spec),
     )
 
 
 def _autoscaler(job: PodSettings) -> Manifest:
-    actors = job.job.actors
+    actors = job.run.actors
     selector = {"matchLabels": {"app_kubernetes_io_instance": job.name}}
     external = {
         "metric": {"name": DESIRED_ACTORS, "selector": selector},
@@ -183,8 +183,8 @@ def _autoscaler(job: PodSettings) -> Manifest:
         "metrics": [{"type": "External", "external": external}],
     }
     return Manifest(
-        f"As many actors as {DESIRED_ACTORS} says: the metric divided by an average of 1 for each of them.\n"
-        "Needs an adapter that offers it as an external metric; Kubernetes ignores differences of less than a tenth.",
+        f"As many actors as {DESIRED_ACTORS} asks for: the target is an average of 1 per actor.\n"
+        "Needs an adapter that offers it as an external metric; Kubernetes ignores differences below a tenth.",
         _object(job, "autoscaling/v2", "HorizontalPodAutoscaler", job.named(ACTOR), ACTOR, spec=spec),
     )
 
@@ -202,7 +202,7 @@ def _learner_policy(job: PodSettings) -> Manifest:
     }
     comment = (
         "Into a learner: its own actors at the gRPC port, Prometheus at the metrics port, which has neither TLS nor\n"
-        "token, and other ranks at any port. The kubelet's probes come from the node and are always let in.\n"
+        "token, and other ranks at any port. The kubelet's probes come from the node and are always allowed.\n"
         "Out of it: names, other ranks, and https if it reports to Weights & Biases."
     )
     return Manifest(comment, _policy(job, LEARNER, spec))
@@ -237,6 +237,6 @@ _DNS: Body = {"ports": [{"protocol": "UDP", "port": DNS_PORT}, _tcp(DNS_PORT)]}
 
 def _kustomization(resources: list[str]) -> Manifest:
     return Manifest(
-        "kubectl apply -k of this directory; docs/kubernetes/overlay shows how to change what it gives.",
+        "For `kubectl apply -k` of this directory; docs/kubernetes/overlay shows how to change its objects.",
         {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources},
     )

@@ -26,7 +26,7 @@ from seedrl.run.directory import RunDirectory
 from seedrl.sizes import serving_ranks
 from seedrl.status import DRAINED
 from seedrl.validation import check_job
-from seedrl.wire.address import address_of, refuse_if_taken
+from seedrl.wire.address import address_of_rank, refuse_if_taken
 
 POLL_SECONDS = 0.1
 FOLLOW_SECONDS = 1.0  # between two readings of how many actors the learner could use
@@ -267,7 +267,7 @@ class Supervisor:
 
     def _start_actor(self, number: int) -> Process:
         """Start an actor; ranks get actors in turns."""
-        address = address_of(self._address, number % serving_ranks(self._config))
+        address = address_of_rank(self._address, number % serving_ranks(self._config))
         environment = variables(self._config.launch, self._config.launch.actor)
         return start_actor(self._config, address, f"actor-{number}", self._log(number), environment)
 
@@ -372,7 +372,7 @@ def _with_a_port(listen: str, ranks: int = 1) -> str:
     for _ in range(ATTEMPTS):
         with socket.create_server((host.strip("[]"), 0)) as probe:
             first = f"{host}:{probe.getsockname()[1]}"
-        if all(_is_free(address_of(first, rank)) for rank in range(1, ranks)):
+        if all(_is_free(address_of_rank(first, rank)) for rank in range(1, ranks)):
             return first
     raise ConfigError(f"listen={listen}: no {ranks} consecutive ports are free; name the first of some that are")
 

@@ -1,4 +1,4 @@
-"""Which process of a job goes to which machine, and the refusal of a job that fits nowhere, before anything is started.
+"""Assigns a machine to every process of a job, or refuses a job that fits nowhere, before anything is started.
 
 Knows no engine: an engine provides the machines and carries out what is decided here.
 """

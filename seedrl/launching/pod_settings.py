@@ -1,4 +1,4 @@
-"""A job as its pods see it: names, addresses and settings; and the refusal of what cannot work there.
+"""The names, addresses and settings of a job in pods, and the refusal of a job that cannot run there.
 
 Knows nothing of manifests.
 """
@@ -21,7 +21,7 @@ LISTEN_PORT = 50051
 RUNS = PurePosixPath("/runs")
 SECRETS = PurePosixPath("/etc/seedrl/secrets")
 SETTINGS = PurePosixPath("/etc/seedrl/settings")
-SERVER, CLIENT = "server", "client"  # as `seedrl certs` names the two ends
+SERVER, CLIENT = "server", "client"  # the names that `seedrl certs` gives the two ends
 RESERVED = ("NODE_NAME", "POD_NAME")
 NAME_LENGTH = 40  # leaves room for -learner-0 and the like within 63
 
@@ -30,28 +30,28 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What every manifest of a job is made of."""
+    """Everything that the manifests of a job are made of."""
 
     name: str
-    job: RunConfig
+    run: RunConfig  # as it was asked for
     learner: LearnerConfig
     actor: ActorConfig
 
     @property
     def namespace(self) -> str:
-        return self.job.launch.namespace
+        return self.run.launch.namespace
 
     @property
     def ranks(self) -> int:
-        return self.job.ranks.count
+        return self.run.ranks.count
 
     @property
     def is_secure(self) -> bool:
-        return not self.job.security.allow_insecure
+        return not self.run.security.allow_insecure
 
     @property
     def is_elastic(self) -> bool:
-        return self.job.actors.at_most > 0
+        return self.run.actors.at_most > 0
 
     @property
     def port(self) -> int:
@@ -62,12 +62,12 @@ class PodSettings:
         return address_of(self.learner.metrics)[1]
 
     def named(self, role: str) -> str:
-        """Of its StatefulSet or Deployment, and of its Secret."""
+        """Return the name of a role's StatefulSet or Deployment, and of its Secret."""
         return f"{self.name}-{role}"
 
     @property
     def domain(self) -> str:
-        """Of the headless Service: a name for all ranks, and the ending of each rank's own."""
+        """Return the name of the headless Service: it stands for all ranks, and each rank's own name ends with it."""
         return _domain(self.name, self.namespace)
 
     @property
@@ -76,20 +76,19 @@ class PodSettings:
 
     @property
     def certificate_hosts(self) -> list[str]:
-        """What the learner's certificate has to be for; localhost is for people behind `kubectl port-forward`."""
+        """Return the hosts of the learner's certificate; localhost is for `kubectl port-forward`."""
         return [self.domain, f"*.{self.domain}", "localhost"]
 
 
 def pod_settings(config: RunConfig) -> PodSettings:
-    """Raises ConfigError for a job that cannot run there."""
+    """Return the settings of a job in pods. Raises ConfigError for a job that cannot run there."""
     check_placement(config)
     _check_job(config)
     name = _job_name(config)
     _refuse_files_of_this_machine(config, name)
     learner, actor = _learner(config, name), _actor(config, name)
-    check(
-        replace(learner, ranks=replace(learner.ranks, advertise=_domain(name, config.launch.namespace)))
-    )  # each its own
+    each_advertises = replace(learner.ranks, advertise=_domain(name, config.launch.namespace))
+    check(replace(learner, ranks=each_advertises))
     check_actor(actor)
     return PodSettings(name, config, learner, actor)
 
@@ -98,32 +97,35 @@ def _check_job(config: RunConfig) -> None:
     launch = config.launch
     require(
         launch.engine is Engine.kubernetes,
-        f"launch={launch.engine.name} has no manifests: `seedrl render` takes launch=kubernetes, which is its default",
+        f"launch={launch.engine.name} has no manifests: `seedrl render` needs launch=kubernetes, which is its default",
     )
-    require(not config.lockstep, "lockstep=true is for one machine: pods come and go")
+    require(not config.lockstep, "lockstep=true needs one machine: pods may be moved at any time")
     require(
         not config.ranks.separate,
-        "ranks.separate=true is not rendered: the rank that trains serves nobody, and its pod could not be probed",
+        "ranks.separate=true is not rendered: the rank that trains serves no pages, so its pod could not be probed",
     )
     require(
         not is_own(config.env.id) or config.actors.count == 0,
-        f"env.id={config.env.id} is an environment that actors bring, and ours bring none: set actors.count=0 "
-        "and give your own actors a Deployment of their own",
+        f"env.id={config.env.id} is an environment that actors bring, which rendered actors cannot: set "
+        "actors.count=0 and write a Deployment for your own actors",
     )
     require(
         not config.ranks.advertise,
         f"ranks.advertise={config.ranks.advertise} differs from rank to rank; the manifests give each its own",
     )
-    require("@" not in launch.image, f"launch.image={launch.image} is one image; learner and actor have one each")
+    require(
+        "@" not in launch.image,
+        f"launch.image={launch.image} is one image; learner and actor need one each",
+    )
     require(launch.storage_gb > 0, f"launch.storage_gb={launch.storage_gb} must be positive")
     require(
         bool(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", launch.namespace)),
-        f"launch.namespace={launch.namespace} is no name of a namespace: lower-case letters, digits and dashes",
+        f"launch.namespace={launch.namespace} cannot name a namespace: use lower-case letters, digits and dashes",
     )
     for role, needs in ((LEARNER, launch.learner), (ACTOR, launch.actor)):
         require(
             needs.gpus == int(needs.gpus),
-            f"launch.{role}.gpus={needs.gpus}: Kubernetes gives out whole accelerators only",
+            f"launch.{role}.gpus={needs.gpus}: Kubernetes assigns whole accelerators only",
         )
         taken = sorted({*launch.env, *needs.env} & set(RESERVED))
         require(not taken, f"launch.{role}.env: {', '.join(taken)} is set by the manifests")
@@ -131,21 +133,21 @@ def _check_job(config: RunConfig) -> None:
 
 
 def _check_addresses(config: RunConfig) -> None:
-    """A pod is reached from other machines only."""
+    """Refuse addresses that other pods could not reach."""
     for setting, address in (("listen", config.listen), ("metrics", config.metrics)):
         if address in ("", AUTO):
             continue
         require(
             not is_socket(address) and not is_local(address),
-            f"{setting}={address} can be reached from inside the pod only; leave it out, or give 0.0.0.0:PORT",
+            f"{setting}={address} can be reached only from inside the pod; leave it out, or give 0.0.0.0:PORT",
         )
         host, port = address_of(address, setting)
         require(
             host in ("0.0.0.0", "::") and port > 0,
-            f"{setting}={address}: a pod's address is not known before; leave it out, or give 0.0.0.0:PORT",
+            f"{setting}={address}: the address of a pod is not known in advance; leave it out, or give 0.0.0.0:PORT",
         )
-    require(bool(config.metrics), "metrics= has to be served: probes and Prometheus ask there; leave it out")
-    require(not config.socket, f"socket={config.socket} has nobody to connect to it inside the learner's pod")
+    require(bool(config.metrics), "metrics must not be empty: probes and Prometheus need it; leave it out")
+    require(not config.socket, f"socket={config.socket} has no use: no actor runs inside the learner's pod")
     ports = _listen(config), _metrics(config)
     require(
         address_of(ports[0])[1] != address_of(ports[1])[1],
@@ -158,21 +160,21 @@ def _refuse_files_of_this_machine(config: RunConfig, name: str) -> None:
         path = getattr(config.security, setting)
         require(
             not path,
-            f"security.{setting}={path} is a file of this machine; pods have theirs from the Secrets "
+            f"security.{setting}={path} is a file on this machine; pods get theirs from the Secrets "
             f"{name}-{LEARNER} and {name}-{ACTOR}: leave it out",
         )
     require(
         not config.run_dir,
-        f"run_dir={config.run_dir} is a directory of this machine; pods have theirs on a volume: leave it out",
+        f"run_dir={config.run_dir} is a directory on this machine; pods have theirs on a volume: leave it out",
     )
 
 
 def _job_name(config: RunConfig) -> str:
-    """A name for Services, and so a DNS label."""
+    """Return the name of the job, which names Services and therefore has to be a DNS label."""
     if given := config.launch.name:
         require(
             bool(_NAME.fullmatch(given)) and len(given) <= NAME_LENGTH,
-            f"launch.name={given} cannot name a Service: at most {NAME_LENGTH} lower-case letters, digits and dashes",
+            f"launch.name={given} cannot name a Service: use up to {NAME_LENGTH} lower-case letters, digits, dashes",
         )
         return given
     words = re.sub(r"[^a-z0-9]+", "-", config.env.id.lower()).strip("-")
@@ -180,19 +182,19 @@ def _job_name(config: RunConfig) -> str:
 
 
 def _learner(config: RunConfig, name: str) -> LearnerConfig:
-    """The learner's settings; what is not said here is as it was."""
+    """Return the learner's settings: the job's, except for what differs in a pod."""
     learner = restored(LearnerConfig, plain(config))
     learner.listen, learner.metrics = _listen(config), _metrics(config)
     learner.run_dir = str(RUNS / name)
-    # Not by the cores this process may use: a pod sees every core of its node.
+    # From the pod's share: a pod sees every core of its node.
     learner.threads = config.threads or max(1, int(config.launch.learner.cpus) // 2)
-    learner.serving.shared_memory = False  # pods on one node have no /proc in common
+    learner.serving.shared_memory = False  # pods on one node share no /proc
     learner.security = _security(config, SERVER)
     return learner
 
 
 def _actor(config: RunConfig, name: str) -> ActorConfig:
-    """The learner tells an actor everything else. With several ranks the first says who serves it."""
+    """Return an actor's settings; the learner sends it the rest. With several ranks the first assigns it one."""
     namespace = config.launch.namespace
     host = _domain(name, namespace) if config.ranks.count == 1 else _first_rank(name, namespace)
     return ActorConfig(
@@ -205,7 +207,7 @@ def _actor(config: RunConfig, name: str) -> ActorConfig:
 
 
 def _security(config: RunConfig, end: str) -> SecurityConfig:
-    """TLS, certificates at both ends and a token; or nothing. Pages are open within what a NetworkPolicy lets in."""
+    """Return TLS with certificates at both ends and a token, or neither. A NetworkPolicy protects the pages."""
     if config.security.allow_insecure:
         return SecurityConfig(allow_insecure=True)
     return SecurityConfig(
@@ -218,7 +220,7 @@ def _security(config: RunConfig, end: str) -> SecurityConfig:
 
 
 def secret_files(end: str) -> list[str]:
-    """What the Secret of an end has to hold, by the names that `seedrl certs` gives."""
+    """Return the files that the Secret of an end holds, by the names that `seedrl certs` gives them."""
     return [f"{end}.pem", f"{end}.key", "ca.pem", "token"]
 
 

@@ -1,4 +1,4 @@
-"""The pods of a job, as plain dicts: what runs in them, with what rights, on which nodes. Knows no file and no YAML."""
+"""The pods of a job as plain dicts: their containers, rights and nodes. Knows no file and no YAML."""
 
 import math
 from typing import Any
@@ -11,27 +11,27 @@ from seedrl.launching.torchrun import FRESH_STORE
 Body = dict[str, Any]
 
 RENDEZVOUS_PORT = 29400
-USER = 1000  # of the images
-GRACE_SECONDS = 30  # from SIGTERM to SIGKILL: a learner takes up to 25 s for its checkpoint
-START_SECONDS = 900  # for the other ranks to come, and for a checkpoint to be read
+USER = 1000  # the images' user
+GRACE_SECONDS = 30  # from SIGTERM to SIGKILL; a learner takes up to 25 s for its checkpoint
+START_SECONDS = 900  # for the other ranks to start and a checkpoint to be read
 READABLE_BY_GROUP = 0o440  # files of a Secret are root's, and the pod's user is in their group
 HOSTNAME = "kubernetes.io/hostname"
 MORE_NODES_THAN_THERE_ARE = 1_000_000
 
 
 def labels(job: PodSettings, role: str = "") -> dict[str, str]:
-    """What selects the pods of a job, or of one role of it."""
+    """Return the labels that select the pods of a job, or of one of its roles."""
     chosen = {"app.kubernetes.io/name": "seedrl", "app.kubernetes.io/instance": job.name}
     return {**chosen, "app.kubernetes.io/component": role} if role else chosen
 
 
 def learner_pod(job: PodSettings, digest: str) -> Body:
-    needs = job.job.launch.learner
+    needs = job.run.launch.learner
     several = job.ranks > 1
     own_name = [f"ranks.advertise=$(POD_NAME).{job.domain}"] if several else []
     container = {
         "name": LEARNER,
-        "image": image(job.job.launch.image, LEARNER),
+        "image": image(job.run.launch.image, LEARNER),
         "command": _torchrun(job) if several else ["python", "-m", "seedrl"],
         "args": ["learner", *_settings_of(LEARNER), *own_name],
         "ports": [_port("grpc", job.port), _port("metrics", job.pages_port)],
@@ -43,16 +43,16 @@ def learner_pod(job: PodSettings, digest: str) -> Body:
     container["volumeMounts"].append({"name": "run", "mountPath": str(RUNS)})
     pod = _pod(job, LEARNER, needs, container, digest)
     pod["spec"]["volumes"].append({"name": "run", "persistentVolumeClaim": {"claimName": f"{job.name}-run"}})
-    if Placement.spread in job.job.launch.placement:
+    if Placement.spread in job.run.launch.placement:
         pod["spec"]["topologySpreadConstraints"] = [_evenly(job, LEARNER)]
     return pod
 
 
 def actor_pod(job: PodSettings, digest: str) -> Body:
-    needs = job.job.launch.actor
+    needs = job.run.launch.actor
     container = {
         "name": ACTOR,
-        "image": image(job.job.launch.image, ACTOR),
+        "image": image(job.run.launch.image, ACTOR),
         "command": ["python", "-m", "envs_server"],
         "args": [*_settings_of(ACTOR), "name=$(POD_NAME)"],
         "ports": [_port("metrics", job.pages_port)],
@@ -66,7 +66,7 @@ def actor_pod(job: PodSettings, digest: str) -> Body:
 
 
 def _torchrun(job: PodSettings) -> list[str]:
-    """Ranks are given out in the order of addresses, so pod 0 is rank 0, always."""
+    """Return the command that starts a rank. torchrun numbers ranks by address, so pod 0 is always rank 0."""
     return [
         *("python", "-m", "torch.distributed.run"),
         f"--nnodes={job.ranks}",
@@ -75,13 +75,13 @@ def _torchrun(job: PodSettings) -> list[str]:
         f"--rdzv-id={job.name}",
         f"--rdzv-endpoint={job.first_rank}:{RENDEZVOUS_PORT}",
         f"--local-addr=$(POD_NAME).{job.domain}",
-        f"--max-restarts={job.job.max_restarts}",
+        f"--max-restarts={job.run.max_restarts}",
         *("-m", "seedrl"),
     ]
 
 
 def settings_name(role: str) -> str:
-    """Of the file with a role's settings, without its ending; the image has a file learner.yaml of its own."""
+    """Return the name of a role's settings file, without ending; it differs from the image's own learner.yaml."""
     return f"job-{role}"
 
 
@@ -139,7 +139,7 @@ def _pod(job: PodSettings, role: str, needs: RoleConfig, container: Body, digest
 
 
 def _volumes(job: PodSettings, role: str) -> list[Body]:
-    """Everything else is read-only; /tmp is for whatever an environment leaves behind."""
+    """Return the volumes of a pod. Only /tmp and the run directory can be written to."""
     file = f"{settings_name(role)}.yaml"
     settings = {"name": f"{job.name}-settings", "items": [{"key": file, "path": file}]}
     volumes: list[Body] = [{"name": "settings", "configMap": settings}, {"name": "tmp", "emptyDir": {}}]
@@ -152,7 +152,7 @@ def _volumes(job: PodSettings, role: str) -> list[Body]:
 def _variables(job: PodSettings, needs: RoleConfig, ours: dict[str, str]) -> list[Body]:
     """Kubernetes gives the names of the pod and its node; POD_NAME is first, because arguments refer to it."""
     fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
-    chosen = {"HOME": "/tmp", **ours, **job.job.launch.env, **needs.env}
+    chosen = {"HOME": "/tmp", **ours, **job.run.launch.env, **needs.env}
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in chosen.items()),
@@ -160,7 +160,7 @@ def _variables(job: PodSettings, needs: RoleConfig, ours: dict[str, str]) -> lis
 
 
 def _resources(needs: RoleConfig) -> Body:
-    """No limit of cores: one would make every action late that happens to come at the end of a period."""
+    """Return requests and limits. Cores have no limit: throttling would delay actions."""
     requests = {"cpu": _cores(needs.cpus)}
     limits: dict[str, str] = {}
     if needs.memory_gb:
@@ -187,7 +187,7 @@ def _probe(path: str, period: int, failures: int) -> Body:
 
 
 def _liveness_beside_torchrun(job: PodSettings) -> Body:
-    """Return a probe that takes the closed port of a rank that torchrun restarts for what it is."""
+    """Return a probe that tolerates the closed port of a rank that torchrun restarts."""
     command = ["python", "-m", "seedrl.launching.liveness", str(job.pages_port)]
     return _every(10, 3, {"exec": {"command": command}})
 
@@ -197,8 +197,8 @@ def _every(seconds: int, failures: int, question: Body) -> Body:
 
 
 def _placement(job: PodSettings) -> Body:
-    """Where actors go. Kubernetes decides when a pod is placed, and leaves it there."""
-    launch = job.job.launch
+    """Return where actors may go. Kubernetes applies this when it schedules a pod and never moves it later."""
+    launch = job.run.launch
     placement: Body = {}
     constraints = []
     if Placement.collocate in launch.placement:
@@ -216,7 +216,7 @@ def _evenly(job: PodSettings, role: str) -> Body:
 
 
 def _at_most(job: PodSettings, role: str, count: int) -> Body:
-    """A node may have `count` more than the emptiest; with fewer nodes than minDomains that one counts as empty."""
+    """Limit pods per node: with fewer nodes than minDomains, maxSkew counts from zero instead of the emptiest node."""
     limit = {"maxSkew": count, "minDomains": MORE_NODES_THAN_THERE_ARE, "whenUnsatisfiable": "DoNotSchedule"}
     return _spread(job, role, limit)
 
@@ -226,7 +226,7 @@ def _spread(job: PodSettings, role: str, rule: Body) -> Body:
 
 
 def image(name: str, role: str) -> str:
-    """registry:5000/seedrl:1.0 → registry:5000/seedrl-learner:1.0"""
+    """Insert the role before the tag: registry:5000/seedrl:1.0 → registry:5000/seedrl-learner:1.0"""
     folder, slash, last = name.rpartition("/")
     base, colon, tag = last.partition(":")
     return f"{folder}{slash}{base}-{role}{colon}{tag}"

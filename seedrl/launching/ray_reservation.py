@@ -1,4 +1,4 @@
-"""What a job reserves of a Ray cluster: the bundles of its placement group and their strategy. Imports no Ray.
+"""The part of a Ray cluster that a job reserves: the bundles of its placement group and their strategy. Imports no Ray.
 
 A bundle, in Ray's terms, is a set of resources on one machine. Here each process has its own, so that after the loss
 of a machine each finds room wherever there is some. Only where processes must stay together or apart does a bundle hold

@@ -1,4 +1,4 @@
-"""`seedrl render`: writes the files of a job for an engine that starts it later. Knows nothing of what is in them."""
+"""`seedrl render`: writes a job as manifests for kubectl. Knows nothing of what is in them."""
 
 import shlex
 from pathlib import Path
@@ -18,7 +18,7 @@ def run_render(config: RenderConfig) -> None:
 
 
 def write(directory: Path, texts: dict[str, str]) -> None:
-    """All of them, or none if one would replace a file of somebody else's."""
+    """Write all files, or none if one would replace a file that `seedrl render` did not write."""
     foreign = [name for name in texts if not _is_ours(directory / name)]
     require(
         not foreign,
@@ -33,7 +33,7 @@ def write(directory: Path, texts: dict[str, str]) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Or not there at all."""
+    """Return whether `seedrl render` wrote the file, or there is none."""
     try:
         return path.read_text(errors="replace").startswith(MARK)
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _instructions(job: PodSettings, directory: Path) -> list[str]:
-    actors = job.job.actors
+    actors = job.run.actors
     count = f"{actors.count} to {actors.at_most}" if job.is_elastic else actors.count
     where = shlex.quote(str(directory))
     return [
@@ -57,7 +57,7 @@ def _instructions(job: PodSettings, directory: Path) -> list[str]:
 
 
 def _secrets(job: PodSettings) -> list[str]:
-    """Commands that make what the manifests refer to."""
+    """Return the commands that make the Secrets that the manifests refer to."""
     if not job.is_secure:
         return []
     hosts = shlex.quote(f"hosts=[{','.join(job.certificate_hosts)}]")

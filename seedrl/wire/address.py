@@ -1,4 +1,4 @@
-"""Addresses to listen on, looked at before anybody does. Knows nothing of gRPC."""
+"""Addresses to listen on: those of further ranks, and whether one is free. Knows nothing of gRPC."""
 
 import socket
 
@@ -7,8 +7,8 @@ from seedrl.errors import ConfigError
 UNIX = "unix:"
 
 
-def address_of(address: str, rank: int) -> str:
-    """Of a rank, if this is the address of rank 0: the port after it, PATH.1 and so on; any port (0) stays any."""
+def address_of_rank(address: str, rank: int) -> str:
+    """Return the address of a rank from that of rank 0: the next port, PATH.1 and so on; port 0 stays 0."""
     if address.startswith(UNIX):
         return f"{address}.{rank}" if rank else address
     host, _, port = address.rpartition(":")
@@ -16,7 +16,7 @@ def address_of(address: str, rank: int) -> str:
 
 
 def refuse_if_taken(address: str, setting: str = "listen") -> None:
-    """Raises ConfigError if nobody else could listen there. A socket file that a dead process left is no hindrance."""
+    """Raise ConfigError if a server could not listen there. A socket file that a dead process left does not matter."""
     try:
         if address.startswith(UNIX):
             _check_socket_file(address.removeprefix(UNIX))
@@ -24,14 +24,14 @@ def refuse_if_taken(address: str, setting: str = "listen") -> None:
             _check_port(address)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot listen on {address}: the port is in use or the address is not of this machine; set {setting}=…"
+            f"cannot listen on {address}: the port is in use or the address is not one of this machine; set {setting}=…"
         ) from error
 
 
 def _check_socket_file(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(path) == 0:
-            raise OSError("somebody answers there")
+            raise OSError("a process answers there")
 
 
 def _check_port(address: str) -> None:
