@@ -46,7 +46,7 @@ from seedrl.errors import ConfigError, SeedrlError
 from seedrl.launching.children import end_with_parent
 from seedrl.launching.overrides import override
 from seedrl.launching.torchrun import is_under_torchrun, write_error_file
-from seedrl.ranks.settings import shard_of
+from seedrl.ranks.settings import settings_of_rank
 from seedrl.run.identity import identity
 from seedrl.validation import check, check_job
 from seedrl.wire.address import refuse_if_taken
@@ -92,7 +92,7 @@ def _learner(config: LearnerConfig) -> None:
     if is_under_torchrun():
         end_with_parent()
     check(config)  # before torch is imported: that takes seconds
-    config = shard_of(config, who)
+    config = settings_of_rank(config, who)
     refuse_if_taken(config.listen)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages report what matters

@@ -1,6 +1,7 @@
-"""The settings of every command: schema, defaults and meanings. The only defaults there are; YAML holds named choices.
+"""The settings of every command: schema, meanings and the only defaults; YAML holds named choices.
 
-Knows nothing of Hydra; `commands` composes these and hands them down as plain dataclasses.
+Knows nothing of Hydra: `commands` composes these and hands them down as plain dataclasses. Sizes that follow from
+several settings are in `sizes`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.schema import group, key
 
 MISSING = "???"  # how Hydra spells a value that has to be given
-TOKEN_VARIABLE = "SEEDRL_TOKEN"  # the environment's, for whoever has no token file
+TOKEN_VARIABLE = "SEEDRL_TOKEN"  # the environment variable to use where there is no token file
 
 
 class Display(Enum):
@@ -28,7 +29,7 @@ class Device(Enum):
 
 
 class Engine(Enum):
-    """The program that starts the processes of a run and restarts them."""
+    """The engine that starts and restarts the processes of a run."""
 
     local = "local"
     torchrun = "torchrun"
@@ -37,7 +38,7 @@ class Engine(Enum):
 
 
 class Placement(Enum):
-    """Rules for where actors go; several may apply at once."""
+    """Constraints on where actors are placed; several can hold at once."""
 
     collocate = "collocate"
     spread = "spread"
@@ -50,13 +51,17 @@ class Format(Enum):
 
 @dataclass
 class EnvConfig:
-    id: str = key("CartPole-v1", "envpool id, gymnasium:ID, your.module:make, or own (own/NAME): actors bring it")
-    options: dict[str, Any] = key({}, "keyword arguments of its constructor, e.g. {episodic_life: true}")
-    processes: bool = key(False, "step environments that are not envpool's in processes instead of threads")
-    wrappers: list[str] = key([], "your.module:Wrapper around the pool, innermost first; envs_server/pool.py says how")
-    frame_stack: int = key(1, "newest frames the policy sees at once, stacked by the learner along the first axis")
-    frame_skip: int = key(1, "simulator frames per step; for reports only")
-    keep: list[int] = key([], "entries of a vector observation the actor sends, e.g. [0,2]; empty sends all")
+    id: str = key(
+        "CartPole-v1", "envpool id, gymnasium:ID, your.module:make, or own (own/NAME) if actors bring the environment"
+    )
+    options: dict[str, Any] = key({}, "keyword arguments of the environment's constructor, e.g. {episodic_life: true}")
+    processes: bool = key(False, "step environments other than envpool's in processes instead of threads")
+    wrappers: list[str] = key(
+        [], "your.module:Wrapper classes around the pool, innermost first; see docs/environments.md"
+    )
+    frame_stack: int = key(1, "number of newest frames the policy sees, stacked by the learner along the first axis")
+    frame_skip: int = key(1, "simulator frames per step; used in reports only")
+    keep: list[int] = key([], "indices of a vector observation to send, e.g. [0,2]; empty sends all")
 
 
 @dataclass
@@ -64,91 +69,101 @@ class ModelConfig:
     name: str = key(
         "auto", "mlp | nature | impala | grid | tiny | your.module:Class | auto (nature or grid for images, else mlp)"
     )
-    layers: list[int] = key([64, 64], "layer sizes of mlp")
-    normalize: bool = key(False, "mlp: observations minus their running mean, in running standard deviations")
-    lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for none")
-    gru: int = key(0, "units of a GRU instead")
-    popart: bool = key(False, "values in running units of their targets (PopArt), so that rewards may have any size")
-    squash: bool = key(False, "actions that are amounts come within their bounds by tanh instead of by clipping")
+    layers: list[int] = key([64, 64], "mlp: sizes of its layers")
+    normalize: bool = key(False, "mlp: normalize observations by their running mean and standard deviation")
+    lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for no LSTM")
+    gru: int = key(0, "units of a GRU in place of an LSTM; 0 for no GRU")
+    popart: bool = key(False, "normalize value targets adaptively (PopArt), so that rewards can be of any scale")
+    squash: bool = key(False, "keep continuous actions within their bounds by tanh instead of clipping")
     options: dict[str, Any] = key({}, "keyword arguments for your own model class")
 
 
 @dataclass
 class ServingConfig:
-    max_slots: int = key(1024, "environments served at once; further actors are refused")
-    max_rows: int = key(256, "rows of a full batch")
-    min_rows: int = key(1, "rows worth waking an idle device for; fewer wait up to max_wait")
-    max_wait: float = key(0.005, "seconds the oldest row waits for min_rows")
-    max_silence: float = key(120.0, "seconds an actor may take for a step before it is sent away; 0 for any time")
-    shared_memory: bool = key(True, "actors of this user on this machine put large observations into shared memory")
+    max_slots: int = key(1024, "maximum number of environments served at once; further actors are refused")
+    max_rows: int = key(256, "largest batch, in rows")
+    min_rows: int = key(1, "smallest batch to run at once, in rows; smaller ones wait up to max_wait")
+    max_wait: float = key(0.005, "longest time in seconds that a row waits for min_rows")
+    max_silence: float = key(
+        120.0, "seconds an actor may take for one step before its session is ended; 0 for no limit"
+    )
+    shared_memory: bool = key(
+        True, "use shared memory for large observations from actors of the same user on this machine"
+    )
 
 
 @dataclass
 class StoreConfig:
     select: str = key("fifo", "which unrolls are trained on: fifo (the oldest, each once) | your.module:Class")
     options: dict[str, Any] = key({}, "keyword arguments for your own selector class")
-    capacity: int = key(0, "finished unrolls kept for training; 0 for twice algorithm.batch_size")
+    capacity: int = key(0, "number of finished unrolls kept for training; 0 for twice algorithm.batch_size")
 
 
 @dataclass
 class ActorsConfig:
-    count: int = key(1, "actor processes started by `seedrl run`")
-    envs: int = key(32, "environments of each actor")
-    groups: int = key(2, "groups of environments in flight per actor, so that stepping overlaps inference")
+    count: int = key(1, "number of actor processes that `seedrl run` starts")
+    envs: int = key(32, "number of environments per actor")
+    groups: int = key(2, "groups of environments per actor; while one waits for actions, the others step")
     evaluation: float = key(
-        0.0, "share of each actor's environments that act greedily, are reported apart and never trained on"
+        0.0, "fraction of each actor's environments used for evaluation: they act greedily and are never trained on"
     )
-    threads: int = key(0, "environment threads of each actor started by `seedrl run`; 0 for one per core")
-    max_restarts: int = key(10, "times within ten minutes that `seedrl run` restarts crashed actors before it gives up")
-    at_most: int = key(0, "actors may grow to so many and shrink back to count, as the learner needs; 0 for count")
+    threads: int = key(0, "environment threads per actor that `seedrl run` starts; 0 for one per core")
+    max_restarts: int = key(10, "restarts of crashed actors within ten minutes before `seedrl run` gives up")
+    at_most: int = key(0, "maximum number of actors when scaling with the learner's demand; 0 keeps actors.count")
 
 
 @dataclass
 class CheckpointConfig:
     seconds: float = key(60.0, "seconds between checkpoints")
-    keep: int = key(3, "newest checkpoints kept")
-    keep_best: bool = key(True, "keep the one with the best mean return of 100 episodes as well")
-    milestones: int = key(0, "keep the first one of every so many environment steps as well; 0 for none")
+    keep: int = key(3, "number of newest checkpoints to keep")
+    keep_best: bool = key(True, "also keep the checkpoint with the best mean return of 100 episodes")
+    milestones: int = key(0, "also keep one checkpoint per this many environment steps; 0 for none")
 
 
 @dataclass
 class StopConfig:
-    env_steps: int = key(1_000_000, "environment steps to train for, over all restarts")
-    return_mean_100: float | None = key(None, "stop early when the mean return of the last 100 episodes reaches this")
+    env_steps: int = key(1_000_000, "environment steps to train for, including those before restarts")
+    return_mean_100: float | None = key(None, "stop early once the mean return of the last 100 episodes reaches this")
 
 
 @dataclass
 class ReportConfig:
     tensorboard: bool = key(False, "write TensorBoard events into tensorboard/ of the run directory")
-    wandb: str = key("", "Weights & Biases project to report to; WANDB_MODE=offline works; empty for none")
-    video_seconds: float = key(0.0, "seconds between videos of the newest checkpoint, into videos/; 0 for none")
+    wandb: str = key("", "Weights & Biases project to report to (WANDB_MODE=offline is supported); empty for none")
+    video_seconds: float = key(0.0, "seconds between videos of the newest checkpoint, written to videos/; 0 for none")
 
 
 @dataclass
 class SecurityConfig:
-    """Who may talk to whom. Names files only: a secret is never a setting. docs/security.md has the whole of it."""
+    """TLS and tokens. Settings name files only: a secret is never a setting. See docs/security.md."""
 
-    certificate_file: str = key("", "PEM certificate this side shows; the learner's turns TLS on")
+    certificate_file: str = key("", "PEM certificate of this process; at the learner it turns TLS on")
     key_file: str = key("", "PEM private key of certificate_file")
     ca_file: str = key(
-        "", "PEM certificates to trust: an actor's turns TLS on, the learner's demands certificates of actors"
+        "", "PEM certificates to trust; at an actor it turns TLS on, at the learner it requires client certificates"
     )
     token_file: str = key(
-        "", "secrets, one a line: a learner takes any, an actor shows the first; empty for SEEDRL_TOKEN, if that is set"
+        "", "secrets, one per line: a learner accepts any, an actor sends the first; empty for $SEEDRL_TOKEN, if set"
     )
-    allow_insecure: bool = key(False, "serve and connect beyond this machine without TLS and token as well")
-    allow_open_pages: bool = key(False, "serve only the pages of metrics= beyond this machine without TLS and token")
+    allow_insecure: bool = key(False, "allow serving and connecting beyond this machine without TLS and a token")
+    allow_open_pages: bool = key(
+        False, "allow serving the pages of metrics= (and nothing else) beyond this machine without TLS and a token"
+    )
 
 
 @dataclass
 class RanksConfig:
-    """Several learner processes that train one model together; docs/scaling.md explains them."""
+    """Several learner processes that train one model together. See docs/scaling.md."""
 
-    count: int = key(1, "learner processes that train one model, each with its own address, actors and store")
-    sync_every: int = key(1, "1 averages gradients in every update; k averages weights after every k separate updates")
-    separate: bool = key(False, "use two processes: rank 0 serves and records, rank 1 trains and sends weights back")
+    count: int = key(1, "number of learner processes, each with its own endpoint, actors and store")
+    sync_every: int = key(
+        1, "1 averages gradients in every update; k averages weights after every k independent updates"
+    )
+    separate: bool = key(
+        False, "use two processes: rank 0 serves and records, rank 1 trains and sends the weights back"
+    )
     advertise: str = key("", "HOST[:PORT] at which actors on other machines reach this rank; empty for listen")
-    timeout: float = key(60.0, "seconds that a rank waits for another before it fails")
+    timeout: float = key(60.0, "seconds without a message from another rank before this rank gives up")
 
 
 @dataclass
@@ -166,55 +181,56 @@ class LearnerConfig:
     stop: StopConfig = group(StopConfig)
     report: ReportConfig = group(ReportConfig)
     security: SecurityConfig = group(SecurityConfig)
-    seed: int = key(1, "decides environments, sampling and initial weights")
-    lockstep: bool = key(False, "one actor, every update before the next step: a run repeats bit for bit on CPU")
-    listen: str = key("127.0.0.1:50051", "address the learner serves on: HOST:PORT or unix:PATH")
-    socket: str = key("", "unix:PATH served besides listen, without TLS; `seedrl run` has one for its own actors")
-    run_dir: str = key("", "the run's directory; an existing one is resumed; empty for runs/<env>/<time>")
-    max_restarts: int = key(
-        5, "times within ten minutes that `seedrl run` restarts a crashed learner before it gives up"
+    seed: int = key(1, "random seed of environments, action sampling and initial weights")
+    lockstep: bool = key(
+        False, "finish every update before the next step, with one actor: runs on CPU are reproducible bit for bit"
     )
-    init_from: str = key("", "run or checkpoint directory to take the initial weights from")
+    listen: str = key("127.0.0.1:50051", "address the learner listens on: HOST:PORT or unix:PATH")
+    socket: str = key("", "unix:PATH to listen on as well, without TLS; `seedrl run` uses one for its own actors")
+    run_dir: str = key("", "run directory; an existing one is resumed; empty for runs/<env>/<time>")
+    max_restarts: int = key(5, "restarts of a crashed learner within ten minutes before `seedrl run` gives up")
+    init_from: str = key("", "run or checkpoint directory to load the initial weights from")
     device: Device = key(Device.auto, "auto | cpu | cuda")
-    threads: int = key(0, "torch threads of inference and of training; 0 for half the cores each")
+    threads: int = key(0, "torch threads for inference, and the same number for training; 0 for half the cores each")
     display: Display = key(Display.auto, "auto | live | plain | none")
     metrics: str = key(
-        "auto", "HOST:PORT of the live page and of /metrics; auto for 127.0.0.1:9464 or any free port; empty for none"
+        "auto", "HOST:PORT of the live page and /metrics; auto for 127.0.0.1:9464 or a free port; empty for none"
     )
 
 
 @dataclass
 class RoleConfig:
-    """The resources that one process of a role needs; Ray and Kubernetes place it by them."""
+    """The resources of one process of a role, for engines that place processes on machines."""
 
-    cpus: float = key(1.0, "cores of each process; fractions are allowed")
-    gpus: float = key(0.0, "accelerators of each process; on Ray a fraction shares one")
-    memory_gb: float = key(0.0, "GiB of memory of each process; 0 reserves and limits nothing")
-    env: dict[str, str] = key({}, "environment variables of this role; they win over launch.env")
-    selector: dict[str, str] = key({}, "labels that the machine must have, e.g. {pool: gpu}")
+    cpus: float = key(1.0, "cores per process; may be a fraction")
+    gpus: float = key(0.0, "accelerators per process; a fraction shares one")
+    memory_gb: float = key(0.0, "memory per process in GiB; 0 leaves it to the engine")
+    env: dict[str, str] = key({}, "environment variables; they override launch.env and those of this process")
+    selector: dict[str, str] = key({}, "labels that the machine must have")
 
 
 @dataclass
 class LaunchConfig:
-    """The engine that runs the processes of a job, and where they go."""
+    """The engine that runs the processes of a job, and its options."""
 
     engine: Engine = key(Engine.local, "local | torchrun | ray | kubernetes")
-    name: str = key("", "name of the job in the cluster; empty for the name of the environment")
+    name: str = key("", "name of the job; empty for the environment's name")
     learner: RoleConfig = group(RoleConfig)
     actor: RoleConfig = group(RoleConfig)
     placement: list[Placement] = key(
-        [], "collocate puts actors only where a rank is; spread uses as many machines as possible; both may be given"
+        [], "collocate: only on machines with a rank; spread: on as many machines as possible; both can be given"
     )
-    per_node: int = key(0, "most actors on one machine; 0 for any number")
-    env: dict[str, str] = key({}, "environment variables of every process, e.g. {TZ: UTC}")
-    address: str = key("", "ray: HOST:PORT of a cluster, or auto to find a local one; empty starts one on this machine")
-    security: SecurityConfig = group(SecurityConfig)  # ray: for actors, which may be on other machines
-    image: str = key("seedrl", "kubernetes: image as NAME:TAG; -learner or -actor is added to the name")
-    namespace: str = key("default", "kubernetes: namespace of the job")
-    storage_gb: float = key(10.0, "kubernetes: GiB of the volume for the run directory")
+    per_node: int = key(0, "maximum number of actors per machine; 0 for no limit")
+    env: dict[str, str] = key({}, "environment variables for every process")
+    address: str = key("", "ray: HOST:PORT of the cluster, or auto; empty starts one on this machine")
+    security: SecurityConfig = group(SecurityConfig)  # ray: for actors, possibly on other machines
+    image: str = key(
+        "seedrl", "kubernetes: image name without its -learner or -actor suffix, optionally followed by :TAG"
+    )
+    namespace: str = key("default", "kubernetes: namespace")
+    storage_gb: float = key(10.0, "kubernetes: size of the volume claim for the run directory, in GiB")
     storage_class: str = key(
-        "",
-        "kubernetes: storage class of that volume, ReadWriteMany for several ranks; empty for the cluster's default",
+        "", "kubernetes: storage class of that claim, which all ranks mount; empty for the cluster's default"
     )
 
 
@@ -223,31 +239,31 @@ class RunConfig(LearnerConfig):
     """Settings of `seedrl run`: a job."""
 
     launch: LaunchConfig = group(LaunchConfig)
-    listen: str = key("", "address the learner serves on: HOST:PORT or unix:PATH; empty for a private unix socket")
+    listen: str = key("", "address the learner listens on: HOST:PORT or unix:PATH; empty for a private unix socket")
 
 
 @dataclass
 class RenderConfig(RunConfig):
-    """Settings of `seedrl render`: those of the job, and the directory to write to."""
+    """Settings of `seedrl render`: those of the job, and the directory for its files."""
 
-    out: str = key(MISSING, "directory to write manifests to; it overwrites only files that `seedrl render` wrote")
+    out: str = key(MISSING, "directory for the manifests; only files written by `seedrl render` are overwritten")
 
 
 @dataclass
 class ActorConfig:
-    """Settings of `seedrl actor`. The learner tells the rest."""
+    """Settings of `seedrl actor`. Everything else comes from the learner."""
 
     learner: str = key(MISSING, "the learner's address: HOST:PORT or unix:PATH")
-    name: str = key("", "name shown to people; empty for host and process id")
+    name: str = key("", "name shown in status and logs; empty for host name and process id")
     threads: int = key(0, "environment threads; 0 for one per core")
-    patience: float = key(300.0, "seconds without a learner before the actor gives up")
-    step_deadline: float = key(60.0, "seconds without any progress before the stream is given up")
+    patience: float = key(300.0, "seconds to retry without reaching a learner before the actor gives up")
+    step_deadline: float = key(60.0, "seconds without progress before the actor abandons the stream and reconnects")
     modules: list[str] = key(
         ["gymnasium"],
-        "Python modules that the learner may name in env.id and env.wrappers, e.g. [gymnasium,mygame]",
+        "Python modules that the learner may ask to import by env.id and env.wrappers, e.g. [gymnasium,mygame]",
     )
-    max_env_failures: int = key(10, "times within ten minutes that failed environments are made anew before it ends")
-    metrics: str = key("", "HOST:PORT of this actor's own /metrics, port 0 for any free one; empty for none")
+    max_env_failures: int = key(10, "restarts of failed environments within ten minutes before the actor exits")
+    metrics: str = key("", "HOST:PORT of this actor's /metrics; port 0 for any free port; empty for none")
     security: SecurityConfig = group(SecurityConfig)
 
 
@@ -256,9 +272,9 @@ class StatusConfig:
     """Settings of `seedrl status`."""
 
     learner: str = key("", "the learner's address: HOST:PORT or unix:PATH")
-    run: str = key("", "run directory of the learner; without it and learner=, the newest below runs/")
-    top: int = key(20, "actors shown, slowest first")
-    json: bool = key(False, "print JSON instead; --json does the same")
+    run: str = key("", "run directory of the learner; defaults to the newest run below runs/ if learner= is empty, too")
+    top: int = key(20, "number of actors shown, slowest first")
+    json: bool = key(False, "print JSON; --json does the same")
     security: SecurityConfig = group(SecurityConfig)
 
 
@@ -268,15 +284,15 @@ class EvalConfig:
 
     run: str = key(MISSING, "the run directory")
     checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
-    episodes: int = key(100, "episodes of each seed, their number fixed for each environment beforehand")
-    seeds: int = key(1, "times to evaluate, each with other environments")
-    seed: int = key(1, "the first of the seeds; none of them is like one of training")
-    greedy: bool = key(True, "take the likeliest action; false samples, as in training")
-    envs: int = key(0, "environments of each actor; 0 for the run's; no more than there are episodes for")
-    actors: int = key(1, "actor processes")
-    options: dict[str, Any] = key({}, "other keyword arguments of the environment, e.g. {episodic_life: false}")
-    out: str = key("", "JSON file to write; empty for one of its own in eval/ of the run directory")
-    json: bool = key(False, "print JSON instead of a few lines; --json does the same")
+    episodes: int = key(100, "episodes per seed, divided among the environments in advance")
+    seeds: int = key(1, "number of evaluations, each with different environment seeds")
+    seed: int = key(1, "first of the seeds; they never coincide with those of training")
+    greedy: bool = key(True, "choose the most likely action; false samples, as in training")
+    envs: int = key(0, "environments per actor, at most the number of episodes; 0 for the run's setting")
+    actors: int = key(1, "number of actor processes")
+    options: dict[str, Any] = key({}, "keyword arguments of the environment to change, e.g. {episodic_life: false}")
+    out: str = key("", "JSON file to write; empty for a new file in eval/ of the run directory")
+    json: bool = key(False, "print JSON; --json does the same")
     device: Device = key(Device.auto, "auto | cpu | cuda")
     threads: int = key(0, "torch threads; 0 for half the cores")
 
@@ -288,13 +304,13 @@ class ServeConfig:
     run: str = key(MISSING, "the run directory")
     checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
     listen: str = key("127.0.0.1:50052", "address to serve on: HOST:PORT or unix:PATH")
-    greedy: bool = key(True, "take the likeliest action; false samples, as in training")
-    watch: bool = key(False, "serve a newer checkpoint as soon as there is one; SIGHUP asks for it once")
-    envs: int = key(0, "environments that a client is told to have, and may have less of; 0 for the run's")
-    max_slots: int = key(256, "environments served at once; further clients are refused")
-    max_silence: float = key(0.0, "seconds a client may take for a step before it is sent away; 0 for any time")
-    metrics: str = key("", "HOST:PORT of /metrics, /healthz and /readyz, port 0 for any free one; empty for none")
-    seed: int = key(1, "of sampled actions, and of environments of our own actors")
+    greedy: bool = key(True, "choose the most likely action; false samples, as in training")
+    watch: bool = key(False, "switch to newer checkpoints as they appear; SIGHUP does so once")
+    envs: int = key(0, "environments offered to a client, which may use fewer; 0 for the run's setting")
+    max_slots: int = key(256, "maximum number of environments served at once; further clients are refused")
+    max_silence: float = key(0.0, "seconds a client may take for one step before its session is ended; 0 for no limit")
+    metrics: str = key("", "HOST:PORT of /metrics, /healthz and /readyz; port 0 for any free port; empty for none")
+    seed: int = key(1, "random seed of action sampling and of the environments of `seedrl actor`")
     device: Device = key(Device.auto, "auto | cpu | cuda")
     threads: int = key(0, "torch threads; 0 for half the cores")
     security: SecurityConfig = group(SecurityConfig)
@@ -304,19 +320,21 @@ class ServeConfig:
 class ControlConfig:
     """Settings of `seedrl control`."""
 
-    do: list[str] = key([], "pause | resume | reset | drain | move | open, as a word of its own: seedrl control pause")
-    actor: str = key("", "name of the actor; empty for all of them, and those to come")
-    temperature: float | None = key(None, "exploration: logits are divided by it, deviations multiplied; 1 for none")
-    epsilon: float | None = key(None, "exploration: share of choices made at random; 0 for none")
-    options: dict[str, Any] = key({}, "other keyword arguments of the environments, which are made anew with them")
+    do: list[str] = key(
+        [], "pause | resume | reset | drain | move | open, written as a plain word: seedrl control pause"
+    )
+    actor: str = key("", "name of the actor; empty for all actors, including those that join later")
+    temperature: float | None = key(None, "exploration: divides logits and multiplies standard deviations; 1 for none")
+    epsilon: float | None = key(None, "exploration: probability of a uniformly random choice; 0 for none")
+    options: dict[str, Any] = key({}, "keyword arguments of the environments to change; the environments are recreated")
     learner: str = key("", "the learner's address: HOST:PORT or unix:PATH")
-    run: str = key("", "run directory of the learner; without it and learner=, the newest below runs/")
+    run: str = key("", "run directory of the learner; defaults to the newest run below runs/ if learner= is empty, too")
     security: SecurityConfig = group(SecurityConfig)
 
 
 @dataclass
 class DoctorConfig(RunConfig):
-    """Settings of `seedrl doctor`: those of the run it checks, or where to find the run it looks at."""
+    """Settings of `seedrl doctor`: those of the run to check, or the address of one that is running."""
 
     learner: str = key("", "address of a running learner to examine: HOST:PORT or unix:PATH")
     run: str = key("", "run directory of a running learner to examine")
@@ -327,10 +345,12 @@ class BenchConfig:
     """Settings of `seedrl bench`."""
 
     stage: str = key("all", "all, or one of the stages in bench/README.md, from pool to peers")
-    seconds: float = key(1.0, "length of one turn of one side")
-    repeats: int = key(5, "turns of each side; ratios are medians over them")
-    tasks: list[str] = key(["cartpole", "catch"], "learning: presets to train; pong takes a quarter of an hour a seed")
-    seeds: int = key(3, "learning: runs of each task")
+    seconds: float = key(1.0, "seconds per measurement of one side")
+    repeats: int = key(5, "measurements per side; ratios are medians over them")
+    tasks: list[str] = key(
+        ["cartpole", "catch"], "learning: presets to train; pong takes a quarter of an hour per seed"
+    )
+    seeds: int = key(3, "learning: runs per task")
     out: str = key("", "JSON file to write the results to")
 
 
@@ -338,26 +358,28 @@ class BenchConfig:
 class ObserveConfig:
     """Settings of `seedrl observe`."""
 
-    metrics: Any = key("127.0.0.1:9464", "where a learner shows its metrics; several as [HOST:PORT,HOST:PORT]")
-    listen: str = key("127.0.0.1:9090", "HOST:PORT of the Prometheus that is started")
-    data: str = key("", "directory of what it has seen; empty for seedrl/prometheus in the user's cache")
+    metrics: Any = key("127.0.0.1:9464", "HOST:PORT of a learner's metrics; a list for several: [HOST:PORT,HOST:PORT]")
+    listen: str = key("127.0.0.1:9090", "HOST:PORT on which Prometheus listens")
+    data: str = key("", "directory for Prometheus' data; empty for seedrl/prometheus in the user's cache")
 
 
 @dataclass
 class CertsConfig:
     """Settings of `seedrl certs`."""
 
-    out: str = key("certs", "directory to make; nothing in it is overwritten")
-    hosts: list[str] = key(["localhost", "127.0.0.1"], "names and addresses by which actors reach the learner")
-    days: int = key(365, "how long the certificates are valid")
+    out: str = key("certs", "output directory; existing files are not overwritten")
+    hosts: list[str] = key(["localhost", "127.0.0.1"], "host names and addresses at which actors reach the learner")
+    days: int = key(365, "number of days for which the certificates are valid")
 
 
 @dataclass
 class PlotConfig:
     """Settings of `seedrl plot`."""
 
-    runs: list[str] = key([], "run directories, or directories that hold some; as words of their own: seedrl plot A B")
-    out: str = key("compare.png", "the plot's file; .pdf and .svg work as well")
+    runs: list[str] = key(
+        [], "run directories, or directories that contain some, written as plain words: seedrl plot A B"
+    )
+    out: str = key("compare.png", "file to write; .pdf and .svg are supported as well")
 
 
 @dataclass
@@ -366,8 +388,8 @@ class ExportConfig:
 
     run: str = key(MISSING, "the run directory")
     checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
-    format: Format = key(Format.torch, "torch (.pt2, by torch.export) | onnx")
-    out: str = key("", "the file to write; empty for policy.pt2 or policy.onnx in the run directory")
+    format: Format = key(Format.torch, "torch (a .pt2 file, by torch.export) | onnx")
+    out: str = key("", "file to write; empty for policy.pt2 or policy.onnx in the run directory")
 
 
 @dataclass
@@ -376,14 +398,14 @@ class RecordConfig:
 
     run: str = key(MISSING, "the run directory")
     checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
-    episodes: int = key(4, "episodes to play, each step with the likeliest action")
+    episodes: int = key(4, "number of episodes to play, with the most likely action in every step")
     out: str = key(
-        "", "the video without its ending: .mp4, .gif and .png; empty for videos/<steps> of the run directory"
+        "", "output path without suffix (.mp4, .gif and .png are added); empty for videos/<steps> in the run directory"
     )
-    seed: int = key(1_000_003, "of the environment: not the one it was trained with")
-    max_steps: int = key(5_000, "steps after which an episode is cut short")
-    fps: int = key(30, "frames per second")
-    size: int = key(480, "pixels of the longer side, about: smaller frames are enlarged, larger ones thinned")
+    seed: int = key(1_000_003, "random seed of the environment; differs from those of training")
+    max_steps: int = key(5_000, "maximum number of steps per episode")
+    fps: int = key(30, "frames per second of the video")
+    size: int = key(480, "approximate length of the longer side in pixels; frames are scaled by whole factors")
 
 
 @dataclass
@@ -391,5 +413,7 @@ class CardConfig:
     """Settings of `seedrl card`."""
 
     run: str = key(MISSING, "the run directory; the card is written there as card.md")
-    upload: str = key("", "repository of the Hugging Face hub to upload card, policy, curve and videos to: USER/NAME")
-    private: bool = key(False, "make that repository a private one, if it is new")
+    upload: str = key(
+        "", "Hugging Face hub repository (USER/NAME) to upload the card, policy, curve and videos to; empty for none"
+    )
+    private: bool = key(False, "make the repository private if it is created")

@@ -1,4 +1,4 @@
-"""Every error seedrl raises on purpose. Knows nothing of gRPC: `wire.status` maps these to status codes.
+"""Every error that seedrl raises on purpose. Knows nothing of gRPC: `wire.status` maps these to status codes.
 
     SeedrlError
     ├── ConfigError            the settings cannot work; change them            exit 2
@@ -6,16 +6,16 @@
     ├── LearnerLost            the actor gave up on reaching a learner          exit 4
     ├── EnvFailed              the environment raised or stopped answering      exit 5
     ├── Refused                a peer's message was refused; ends its session   exit 6
-    │   ├── Unauthenticated    a token or certificate that is missing or not accepted
-    │   ├── InvalidMessage     malformed
-    │   ├── Mismatch           another protocol version or other spaces
-    │   ├── NotGranted         an environment outside the session's lease
-    │   ├── TooLate            no message in time
+    │   ├── Unauthenticated    the token or certificate is missing or not accepted
+    │   ├── InvalidMessage     the message is malformed
+    │   ├── Mismatch           the protocol version or the spaces differ
+    │   ├── NotGranted         the environment is outside the session's lease
+    │   ├── TooLate            no message arrived in time
     │   ├── Superseded         another session of the same actor is newer
-    │   └── NoCapacity         more environments than the learner has slots for
-    ├── ThreadDied             a part of the learner stopped; so does the learner  exit 7
-    ├── Diverged               losses or gradients were not finite, again and again  exit 8
-    └── RankLost               another rank of the learner is gone, or hangs       exit 9
+    │   └── NoCapacity         the learner has too few free slots
+    ├── ThreadDied             a thread of the learner died                     exit 7
+    ├── Diverged               too many losses or gradients were not finite     exit 8
+    └── RankLost               another rank of the learner died or hangs        exit 9
 
 A message says what happened, what was seen, and what to change.
 """
@@ -43,7 +43,7 @@ class EnvFailed(SeedrlError):
 
 class Refused(SeedrlError):
     exit_code = 6
-    reason = "internal"  # as a label of metrics
+    reason = "internal"  # the label in metrics
 
 
 class Unauthenticated(Refused):
@@ -87,6 +87,6 @@ class RankLost(SeedrlError):
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Of settings."""
+    """Raise ConfigError with this message unless the condition holds."""
     if not holds:
         raise ConfigError(otherwise)

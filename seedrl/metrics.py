@@ -1,8 +1,8 @@
-"""Every metric, declared once: kind, unit, label, buckets and meaning. Knows nothing of how they are shown.
+"""Every metric, declared once: kind, unit, label, buckets and meaning. Knows nothing of how metrics are shown.
 
-A metric is a field of one of the groups below; the group says which thread writes it, any thread may read it. They are
-plain numbers: an update costs no lock and a tenth of a microsecond. A field `x` is exported as `seedrl_x`, a counter as
-`seedrl_x_total` (`monitoring/exposition.py`); docs/metrics.md is made from here.
+A metric is a field of one of the groups below; the group names the thread that writes it, and any thread may read it.
+Values are plain numbers: an update takes no lock and a tenth of a microsecond. A field `x` is exported as `seedrl_x`, a
+counter as `seedrl_x_total` (`monitoring/exposition.py`); docs/metrics.md is generated from here.
 """
 
 import re
@@ -25,8 +25,8 @@ UPDATES = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 55.0, 100.0, 1000.0)
 STEPS = (1.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5)
 RETURNS = (-1e4, -1e3, -300, -100, -30, -20, -10, -3, -1, 0, 1, 3, 10, 20, 30, 100, 300, 1e3, 3e3, 1e4)
 
-# Where the time of the server thread and of the learner thread goes. Dashboards and the tree at the end of a run use
-# the same names.
+# How the server thread and the learner thread spend their time. Dashboards and the closing lines of a run use the same
+# names.
 BATCH_STAGES = ("stage", "copy", "forward", "reply", "record")
 SERVING_STAGES = ("read", *BATCH_STAGES, "send", "hold", "fill", "idle")
 LEARNER_STAGES = ("wait", "gather", "forward", "backward", "optimize", "publish", "checkpoint")
@@ -51,7 +51,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What is known of a metric before it is counted."""
+    """The properties of a metric."""
 
     kind: Kind
     meaning: str
@@ -61,7 +61,7 @@ class Declaration:
 
 
 class Histogram:
-    """How many values fell below each bound. Written by one thread."""
+    """The number of values below each bound. Written by one thread."""
 
     __slots__ = ("_bounds_array", "bounds", "counts", "sum")
 
@@ -76,7 +76,7 @@ class Histogram:
         self.sum += value
 
     def observe_all(self, values: NDArray[Any]) -> None:
-        """Many at once: hundreds cost as much as a few dozen one by one."""
+        """Observe many values at once: hundreds cost as much as a few dozen one by one."""
         if values.size < MANY:
             for value in values.reshape(-1).tolist():
                 self.observe(value)
@@ -128,7 +128,7 @@ class ReportedValues(Mapping[str, float]):
 
 
 class Stopwatch:
-    """Adds the time since the lap before to a stage."""
+    """Adds the time since the previous lap to a stage. Owned by the thread whose time it measures."""
 
     __slots__ = ("_spent", "last")
 
@@ -137,7 +137,7 @@ class Stopwatch:
         self.last = time.monotonic()
 
     def lap(self, stage: str) -> float:
-        """Returns the time it is now."""
+        """End a lap; return the present time."""
         now = time.monotonic()
         self._spent[stage] += now - self.last
         self.last = now
@@ -145,18 +145,18 @@ class Stopwatch:
 
 
 def counter(meaning: str) -> Any:
-    """A number that only grows, also over restarts of a run."""
+    """Declare a number that only grows, also over restarts of a run."""
     return field(default=0, metadata={"metric": Declaration(Kind.counter, meaning)})
 
 
 def counters(label: str, values: tuple[str, ...], meaning: str) -> Any:
-    """A counter for each value of a label. All exist from the start, so that the first event is seen to rise."""
+    """Declare a counter for each value of a label. All exist from the start, so that the first event is a rise."""
     declaration = Declaration(Kind.counter, meaning, label, values)
     return field(default_factory=lambda: dict.fromkeys(values, 0), metadata={"metric": declaration})
 
 
 def gauge(meaning: str) -> Any:
-    """A number that goes up and down."""
+    """Declare a number that goes up and down."""
     return field(default=0.0, metadata={"metric": Declaration(Kind.gauge, meaning)})
 
 
@@ -171,7 +171,7 @@ def histogram(buckets: tuple[float, ...], meaning: str) -> Any:
 
 
 def info(meaning: str) -> Any:
-    """Facts in words, as labels of a constant 1."""
+    """Declare facts in words, exported as labels of a constant 1."""
     return field(default_factory=dict, metadata={"metric": Declaration(Kind.info, meaning)})
 
 
@@ -179,7 +179,7 @@ def info(meaning: str) -> Any:
 class ServingMetrics:
     """Written by the server thread."""
 
-    env_steps: int = counter("Transitions of environments, evaluation left out: rows that are not resets")
+    env_steps: int = counter("Transitions of environments without those of evaluation: rows that are not resets")
     eval_steps: int = counter("Transitions of environments for evaluation, which are never trained on")
     rows: int = counter("Rows answered, resets included")
     batches: int = counter("Forward passes of inference")
@@ -188,20 +188,21 @@ class ServingMetrics:
         "stage",
         SERVING_STAGES,
         "Time of the server thread: read (decoding requests); stage, copy, forward, reply, record (a batch); send "
-        "(answers leave); hold (store full, actors are slowed), fill (waiting for serving.min_rows), idle",
+        "(sending answers); hold (actors are slowed because the learner is behind), fill (waiting for "
+        "serving.min_rows), idle",
     )
     queue_wait_seconds: Histogram = histogram(SECONDS, "Time a request waits before its batch runs")
     queue_seconds: dict[str, float] = counters(
         "cause",
         ("hold", "fill", "busy"),
-        "Why requests waited, added up over requests: hold (store full), fill (for serving.min_rows), busy (another "
-        "batch ran)",
+        "Time that requests waited, added up over requests, by cause: hold (the learner is behind), fill (for "
+        "serving.min_rows), busy (another batch ran)",
     )
     act_latency_seconds: Histogram = histogram(SECONDS, "Time from reading a request to its answer")
     episodes: int = counter("Episodes finished")
     episode_return: Histogram = histogram(RETURNS, "Undiscounted, unclipped return of finished episodes")
     episode_length: Histogram = histogram(STEPS, "Steps of finished episodes")
-    eval_episodes: int = counter("Evaluation episodes finished; those of training are not among them, nor the reverse")
+    eval_episodes: int = counter("Evaluation episodes finished; they are not counted as episodes")
     eval_return: Histogram = histogram(RETURNS, "Undiscounted, unclipped return of finished evaluation episodes")
     eval_length: Histogram = histogram(STEPS, "Steps of finished evaluation episodes")
     unrolls_made: int = counter("Unrolls finished and handed to the learner")
@@ -211,33 +212,36 @@ class ServingMetrics:
     rows_dropped: dict[str, int] = counters(
         "reason",
         ("session_ended", "partial_unroll"),
-        "Rows that are not trained on: session_ended (it waited for inference when its session ended), partial_unroll "
-        "(recorded in an unroll that was dropped)",
+        "Rows that are not trained on: session_ended (the row waited for inference when its session ended), "
+        "partial_unroll (the row was recorded in an unroll that was dropped)",
     )
     sessions_joined: int = counter("Sessions that were welcomed")
     sessions_left: int = counter("Sessions that ended because the actor left or its stream broke")
     sessions_refused: dict[str, int] = counters(
-        "reason", REFUSALS, "Actors turned away before they joined; unauthenticated: calls of any kind"
+        "reason", REFUSALS, "Actors refused before they joined; unauthenticated: calls of any kind"
     )
     sessions_evicted: dict[str, int] = counters("reason", REFUSALS, "Sessions that the learner ended")
     sessions_redirected: dict[str, int] = counters(
         "reason",
         REDIRECTS,
-        "Actors sent to another endpoint: balance (new ones, better off there), closed (new ones, which are not taken "
-        "here), drain (sessions, people asked), rebalance (sessions, too many here). None of them counts as left",
+        "Actors redirected to another endpoint: balance (new ones, which are better served there), closed (new ones, "
+        "because this endpoint accepts none), drain (open sessions, on request), rebalance (open sessions, because "
+        "there are too many). None of them counts as left",
     )
     received_bytes: dict[str, int] = counters(
         "transport", ("message", "memory"), "Observations, rewards and flags received, in messages or shared memory"
     )
     sent_bytes: int = counter("Actions sent")
-    actors_steps: int = counter("Rows that actors report to have sent")
-    actors_requests: int = counter("Requests whose round trip actors report")
-    actors_round_trip_seconds: float = counter("Time from sending a request to its answer, as actors see it, added up")
+    actors_steps: int = counter("Rows sent, as actors report them")
+    actors_requests: int = counter("Requests answered, as actors report them")
+    actors_round_trip_seconds: float = counter(
+        "Time from sending a request to its answer, as actors measure it, added up"
+    )
     actors_env_seconds: float = counter("Time actors waited for environments, added up")
     actors_wait_seconds: float = counter("Time actors had no environment stepping and waited for actions, added up")
     actors_cpu_seconds: float = counter("CPU time of actors, added up")
-    actors_reconnects: int = counter("Sessions of actors that had been in another one before")
-    actors_env_failures: int = counter("Sessions of actors whose environments had failed in the one before")
+    actors_reconnects: int = counter("Sessions of actors that had an earlier session")
+    actors_env_failures: int = counter("Sessions of actors whose environments had failed in the previous session")
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # of the last finished episodes
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=100))
     eval_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # the same, of evaluation
@@ -256,7 +260,7 @@ class ServingMetrics:
 
 
 def _mean(values: deque[float]) -> float | None:
-    """Of what another thread may add to meanwhile."""
+    """Return the mean of values that another thread may add to meanwhile; None if there are none."""
     seen = values.copy()
     return sum(seen) / len(seen) if seen else None
 
@@ -266,7 +270,7 @@ class LearningMetrics:
     """Written by the learner thread."""
 
     updates: int = counter("Updates of the weights, skipped ones included")
-    skipped_updates: int = counter("Updates left out because the loss or the gradient was not finite")
+    skipped_updates: int = counter("Updates skipped because the loss or the gradient was not finite")
     trained_steps: int = counter("Steps trained on")
     unrolls_trained: int = counter("Unrolls taken from the store to be trained on")
     unroll_uses: int = counter(
@@ -277,19 +281,21 @@ class LearningMetrics:
         "stage",
         LEARNER_STAGES,
         "Time of the learner thread: wait (for unrolls), gather, forward (loss included), backward (clipping "
-        "included), optimize, publish, checkpoint. A CUDA device works on while the thread is elsewhere",
+        "included), optimize, publish, checkpoint. A CUDA device may still work while the thread is in the next stage",
     )
-    policy_lag: Histogram = histogram(UPDATES, "Updates between acting and training, of every step trained on")
+    policy_lag: Histogram = histogram(UPDATES, "Updates between acting and training, for every step trained on")
     publish_lag_seconds: Histogram = histogram(
-        SECONDS, "Time from the end of an optimizer step to its weights being served, wherever that is"
+        SECONDS, "Time from the end of an optimizer step until its weights are served"
     )
     algorithm: ReportedValues = reported("value", "Numbers that the algorithm reports about a recent update")
     grad_norm: float = gauge("Norm of the gradient before clipping")
     learning_rate: float = gauge("Step size of the optimizer")
     checkpoint_seconds: Histogram = histogram(SECONDS, "Time to write a checkpoint")
     checkpoints_failed: int = counter("Checkpoints that could not be written")
-    checkpoints_damaged: int = counter("Checkpoints found damaged when the run was resumed; the one before was used")
-    checkpoint_timestamp_seconds: float = gauge("When the newest checkpoint was written, Unix time; 0 for none yet")
+    checkpoints_damaged: int = counter("Checkpoints found damaged when the run was resumed; an earlier one was used")
+    checkpoint_timestamp_seconds: float = gauge(
+        "Unix time at which the newest checkpoint was written; 0 before the first one"
+    )
 
     @property
     def wait_fraction(self) -> float:
@@ -299,50 +305,58 @@ class LearningMetrics:
 
 @dataclass
 class LearnerState:
-    """Read off the parts of the learner whenever somebody looks. Written by the thread of the endpoint."""
+    """Read from the parts of the learner for every scrape. Written by the thread of the endpoint."""
 
     build_info: dict[str, str] = info("Versions: seedrl, python, torch, grpcio")
-    run_info: dict[str, str] = info("What runs: env, model, device, run directory; and as which role, rank and node")
+    run_info: dict[str, str] = info(
+        "The run: env, model, device and run directory; and the role, rank and node of the process"
+    )
     ready: float = gauge("1 while actors are served")
-    open: float = gauge("1 while new actors are taken; seedrl control move ends that, and seedrl control open")
-    insecure: float = gauge("1 if something is served beyond this machine without TLS and token, as was allowed")
+    open: float = gauge(
+        "1 while new actors are accepted; seedrl control move sets it to 0, and seedrl control open to 1"
+    )
+    insecure: float = gauge("1 if the settings allow serving beyond this machine without TLS or token")
     frames: int = counter("Simulator frames: env_steps times env.frame_skip")
     return_mean: float = gauge("Mean return of the last 100 episodes; NaN before the first one")
     eval_return_mean: float = gauge("Mean return of the last 100 evaluation episodes; NaN before the first one")
     policy_version: float = gauge("Version of the weights that act")
     sessions_open: float = gauge("Actors connected")
     desired_actors: float = gauge(
-        "Actors that the learner could use, from how long it waits and they are held back, within actors.count and "
-        "actors.at_most"
+        "Actors that the learner could use, from how long it waits for data and how long they are held back, within "
+        "actors.count and actors.at_most"
     )
-    groups: float = gauge("Groups of environments in circulation: requests that can be under way at once")
+    groups: float = gauge(
+        "Groups of environments in circulation, which is the number of requests that can be under way at once"
+    )
     slots_taken: float = gauge("Slots leased to actors")
     slots_limit: float = gauge("serving.max_slots")
     waiting_rows: float = gauge("Rows waiting for inference")
     batch_rows_limit: float = gauge("serving.max_rows")
     store_unrolls: float = gauge("Finished unrolls waiting to be trained on")
-    store_capacity: float = gauge("Finished unrolls that the store holds before actors are slowed")
+    store_capacity: float = gauge("Finished unrolls that the store can hold")
     store_bytes: float = gauge("Device memory of the store")
     checkpoint_interval_seconds: float = gauge("checkpoint.seconds")
-    actor_slowest_round_trip_seconds: float = gauge("Mean round trip of the slowest actor, over its latest report")
-    actor_longest_silence_seconds: float = gauge("Time since the quietest actor was last heard")
+    actor_slowest_round_trip_seconds: float = gauge("Mean round trip of the slowest actor, in its latest report")
+    actor_longest_silence_seconds: float = gauge("Longest time since the last message of a connected actor")
 
 
 @dataclass
 class ActorMetrics:
-    """Of one actor process, over all of its sessions. Each number has one writer, the main or the sending thread."""
+    """One actor process, over all of its sessions. Each number has one writer, the main or the sending thread."""
 
     actor_steps: int = counter("Rows sent")
     actor_requests: dict[str, int] = counters(
         "transport", ("message", "memory"), "Requests sent, with observations in the message or in shared memory"
     )
     actor_env_seconds: float = counter("Time waiting for environments")
-    actor_wait_seconds: float = counter("Time in which no environment was stepping: all of them waited for actions")
+    actor_wait_seconds: float = counter(
+        "Time in which no environment was stepping because all of them waited for actions"
+    )
     actor_round_trip_seconds: Histogram = histogram(SECONDS, "Time from sending a request to its answer")
     actor_sessions: int = counter("Sessions that were welcomed")
-    actor_redirects: int = counter("Redirects to other endpoints, those that were not followed included")
+    actor_redirects: int = counter("Redirects to other endpoints, including those that were not followed")
     actor_failures: int = counter("Attempts to join, and sessions, that ended in an error")
-    actor_env_failures: int = counter("Times that environments raised, hung or sent what the learner refused")
+    actor_env_failures: int = counter("Times that environments raised, hung or sent data that the learner refused")
     actor_connected: float = gauge("1 during a session")
 
 
@@ -359,7 +373,7 @@ class Metric(NamedTuple):
 
 
 def declared(group: type) -> Iterator[tuple[str, Declaration]]:
-    """(field, declaration) of every metric of a group."""
+    """Yield (field, declaration) for every metric of a group."""
     for each in fields(group):
         if "metric" in each.metadata:
             yield each.name, each.metadata["metric"]
@@ -371,7 +385,7 @@ def metrics_of(group: Group) -> Iterator[Metric]:
 
 
 def totals_of(group: Group) -> dict[str, Any]:
-    """Everything that only grows, as JSON: what a run takes along over restarts."""
+    """Return everything that only grows, as JSON; a run keeps it over restarts."""
     totals: dict[str, Any] = {}
     for name, declaration in declared(type(group)):
         value = getattr(group, name)
@@ -383,7 +397,7 @@ def totals_of(group: Group) -> dict[str, Any]:
 
 
 def restore_totals(group: Group, totals: dict[str, Any]) -> None:
-    """Puts `totals_of` back. What was not saved, or had other labels or buckets then, starts at zero."""
+    """Restore the result of `totals_of`. Metrics that were not saved, or had other labels or buckets, start at zero."""
     for name, declaration in declared(type(group)):
         if name not in totals:
             continue

@@ -1,14 +1,14 @@
-"""What a learner says of itself and of its actors. Plain values; knows nothing of how they travel or are shown."""
+"""The status of a learner and of its actors. Plain values; knows nothing of how they travel or are shown."""
 
 from dataclasses import dataclass, field
 
 SILENT_SECONDS = 5.0  # after which an actor is pointed out
-DRAINED = "Drained, as was asked"  # an actor's last words if it is not to come back
+DRAINED = "Drained, as was asked"  # the reason that an actor gives if it must not be started again
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What limits the speed, how one can tell, and the one setting to change."""
+    """The limit of the speed, the evidence for it, and the one setting to change."""
 
     bottleneck: str = "none"  # env, network, batching, inference, store, learner; none: nothing to judge yet
     evidence: str = ""
@@ -45,9 +45,9 @@ class Status:
     metrics_address: str
     goal_env_steps: int
     goal_return: float | None = None
-    row: dict[str, float] = field(default_factory=dict)  # the newest look, named as in metrics.jsonl; numbers only
+    row: dict[str, float] = field(default_factory=dict)  # the newest row, named as in metrics.jsonl; numbers only
     verdict: Verdict = field(default_factory=Verdict)
-    trouble: dict[str, int] = field(default_factory=dict)  # whatever was dropped, skipped or refused
+    trouble: dict[str, int] = field(default_factory=dict)  # everything that was dropped, skipped or refused
     actors: list[ActorStatus] = field(default_factory=list)  # slowest first
     rank: int = 0
     ranks: int = 1  # that train together

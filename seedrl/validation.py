@@ -1,4 +1,4 @@
-"""Refuses settings that cannot work, alone or together, before anything is started."""
+"""Refuses settings that cannot work, alone or together, before anything is started. Knows no machine."""
 
 import math
 
@@ -18,7 +18,7 @@ from seedrl.wire.security import check_actor_security, check_learner_security, i
 
 
 def check(config: LearnerConfig) -> None:
-    """Of a run."""
+    """Refuse settings of a learner that cannot work."""
     algorithm, serving, actors = config.algorithm, config.serving, config.actors
     require(algorithm.unroll_length >= 1, f"algorithm.unroll_length={algorithm.unroll_length} must be at least 1")
     require(algorithm.batch_size >= 1, f"algorithm.batch_size={algorithm.batch_size} must be at least 1")
@@ -29,7 +29,7 @@ def check(config: LearnerConfig) -> None:
     require(config.checkpoint.milestones >= 0, f"checkpoint.milestones={config.checkpoint.milestones} is negative")
     require(config.report.video_seconds >= 0, f"report.video_seconds={config.report.video_seconds} is negative")
     require(config.max_restarts >= 0, f"max_restarts={config.max_restarts} must not be negative")
-    require(min(config.env.keep, default=0) >= 0, f"env.keep={config.env.keep} must hold indices from 0 on")
+    require(min(config.env.keep, default=0) >= 0, f"env.keep={config.env.keep} must hold indices of 0 or more")
     require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")
     require(
         0 < serving.min_rows <= serving.max_rows,
@@ -49,7 +49,7 @@ def check(config: LearnerConfig) -> None:
     )
     require(
         serving.min_rows <= serving.max_slots,
-        f"serving.min_rows={serving.min_rows} is more than serving.max_slots={serving.max_slots}: so many never wait",
+        f"serving.min_rows={serving.min_rows} can never be reached: serving.max_slots={serving.max_slots}",
     )
     _check_ranks(config)
     ranks = serving_ranks(config)
@@ -64,21 +64,22 @@ def check(config: LearnerConfig) -> None:
     require(not (model.lstm and model.gru), f"model.lstm={model.lstm} and model.gru={model.gru}: one has to be 0")
     require(min(config.model.layers, default=1) >= 1, f"model.layers={config.model.layers} must be positive")
     require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
-    require(
-        0 <= serving.max_wait < math.inf, f"serving.max_wait={serving.max_wait} must be a number that is not negative"
-    )
+    require(0 <= serving.max_wait < math.inf, f"serving.max_wait={serving.max_wait} must be finite and not negative")
     require(serving.max_silence >= 0, f"serving.max_silence={serving.max_silence} must not be negative")
     require(actors.count >= 0, f"actors.count={actors.count} must not be negative")
     require(
         actors.at_most == 0 or actors.at_most >= actors.count,
-        f"actors.at_most={actors.at_most} is less than actors.count={actors.count}; 0 keeps the count",
+        f"actors.at_most={actors.at_most} is less than actors.count={actors.count}; 0 keeps actors.count",
     )
     require(
         math.ceil(actors.at_most / ranks) * actors.envs <= serving.max_slots,
         f"actors.at_most={actors.at_most} × actors.envs={actors.envs} is more than "
         f"serving.max_slots={serving.max_slots}" + (f" of {ranks} ranks" if ranks > 1 else ""),
     )
-    require(not config.lockstep or actors.at_most <= 1, f"lockstep=true has one actor, actors.at_most={actors.at_most}")
+    require(
+        not config.lockstep or actors.at_most <= 1,
+        f"lockstep=true needs one actor, not actors.at_most={actors.at_most}",
+    )
     require(config.threads >= 0, f"threads={config.threads} must not be negative")
     require(
         config.store.capacity == 0 or config.store.capacity >= algorithm.batch_size,
@@ -90,7 +91,7 @@ def check(config: LearnerConfig) -> None:
 
 
 def check_job(config: RunConfig) -> None:
-    """Refuse a job that its engine could not run, whatever the machines have left."""
+    """Refuse a job that its engine could not run on any machines."""
     check(config)
     check_placement(config)
     if config.launch.engine is Engine.ray:
@@ -109,12 +110,12 @@ def _check_on_this_machine(config: RunConfig) -> None:
     require(
         actors.count >= serving_ranks(config) or not actors.count,
         f"actors.count={actors.count} leaves some of ranks.count={ranks.count} without an actor, "
-        "which would train nothing: start at least one for each",
+        "so that they would train on nothing: start at least one per rank",
     )
     most = max(actors.count, actors.at_most)
     require(
         not per_node or most <= per_node,
-        f"launch.per_node={per_node} is less than the {most} actors of this machine; launch=ray has several machines",
+        f"launch.per_node={per_node} is less than the {most} actors on this machine; launch=ray uses several machines",
     )
 
 
@@ -126,13 +127,13 @@ def _check_on_ray(config: RunConfig) -> None:
     ]
     require(
         actors.at_most <= actors.count or not bound,
-        f"actors.at_most={actors.at_most} and {' and '.join(bound)} do not fit: an actor that Ray starts later goes "
-        "wherever there is room; leave one of them out",
+        f"actors.at_most={actors.at_most} and {' and '.join(bound)} contradict each other: Ray places actors that "
+        "it starts later wherever there is room; remove one of them",
     )
 
 
 def check_placement(config: RunConfig) -> None:
-    """Refuse what no set of machines could satisfy."""
+    """Refuse placement that no set of machines could satisfy."""
     launch = config.launch
     require(launch.per_node >= 0, f"launch.per_node={launch.per_node} must not be negative")
     for name, role in (("learner", launch.learner), ("actor", launch.actor)):
@@ -149,11 +150,11 @@ def _check_ranks(config: LearnerConfig) -> None:
     require(ranks.timeout > 0, f"ranks.timeout={ranks.timeout} must be positive")
     require(
         not ranks.separate or ranks.count == 2,
-        f"ranks.separate=true takes two ranks, one that serves and one that trains: ranks.count=2, not {ranks.count}",
+        f"ranks.separate=true needs two ranks, one that serves and one that trains: ranks.count=2, not {ranks.count}",
     )
     require(
         ranks.count == 1 or ranks.separate or bool(ranks.advertise) or not is_wildcard(config.listen),
-        f"listen={config.listen} is no address that ranks could send actors to: give ranks.advertise=HOST",
+        f"listen={config.listen} is not an address that actors could be sent to: set ranks.advertise=HOST",
     )
     require(not config.lockstep or ranks.count == 1, f"lockstep=true needs ranks.count=1, not {ranks.count}")
 
@@ -177,7 +178,7 @@ def check_eval(config: EvalConfig) -> None:
 
 
 def check_serve(config: ServeConfig) -> None:
-    """The same for serving; the address and who may connect are checked as a learner's."""
+    """Refuse settings of `seedrl serve` that cannot work; address and security are checked like a learner's."""
     require(config.envs >= 0, f"envs={config.envs} must not be negative")
     require(config.max_slots >= 1, f"max_slots={config.max_slots} must be at least 1")
     require(config.seed >= 0, f"seed={config.seed} must not be negative")

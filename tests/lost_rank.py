@@ -24,14 +24,14 @@ def meet(directory: Path, rank: int) -> None:
 def main(fault: str, directory: str) -> None:
     meet(Path(directory), identity("learner").rank)
     ranks = Ranks.join(identity("learner"), torch.device("cpu"), timeout=3.0)
-    assert ranks.gather(["hello", ranks.identity.rank]) == [["hello", 0], ["hello", 1]]
+    assert ranks.all_gather_object(["hello", ranks.identity.rank]) == [["hello", 0], ["hello", 1]]
     if ranks.identity.rank == 1:
         if fault == "hang":
             time.sleep(30)
         os._exit(0)
     began = time.monotonic()
     try:
-        ranks.gather_rows([1.0])
+        ranks.all_gather_numbers([1.0])
     except RankLost as error:
         print(f"{error}; after {time.monotonic() - began:.1f} s", flush=True)
         os._exit(error.exit_code)

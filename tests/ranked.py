@@ -158,7 +158,7 @@ def train_apart(case: Case, ranks: Ranks) -> None:
     for _ in range(UPDATES):
         mirrored.train(inbox.take(parts.config.algorithm.batch_size, timeout=0))
         mirrored.publish(Outbox(ranks))
-    ranks.share_tensors(learner.tensors(), TRAINING)
+    ranks.broadcast_tensors(learner.tensors(), TRAINING)
 
 
 def train_in_one(case: Case) -> dict[str, Tensor]:
@@ -178,6 +178,27 @@ def train_in_one(case: Case) -> dict[str, Tensor]:
     return seen
 
 
+TYPES = (
+    *("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64"),
+)
+
+
+def tensors_of_all_types() -> list[Tensor]:
+    """Return two tensors of each type, one of which is not contiguous."""
+    numbers = torch.arange(12).reshape(3, 4) % 2
+    return [each.to(getattr(torch, name)) for name in TYPES for each in (numbers, numbers.t())]
+
+
+def receive(ranks: Ranks) -> dict[str, Tensor]:
+    """Return rank 1's tensors as bytes, by their type and number."""
+    tensors = tensors_of_all_types()
+    if ranks.identity.rank != 1:
+        tensors = [torch.zeros_like(tensor) for tensor in tensors]
+    ranks.broadcast(tensors, source=1)
+    return {str(number): tensor.contiguous().view(torch.uint8) for number, tensor in enumerate(tensors)}
+
+
 def main(out: Path) -> None:
     ranks = Ranks.join(identity("learner"), torch.device("cpu"), timeout=60.0)
     rank = ranks.identity.rank
@@ -190,11 +211,12 @@ def main(out: Path) -> None:
         safetensors.torch.save_file(
             {key: each.contiguous() for key, each in seen.items()}, out / str(rank) / f"{name}.safetensors"
         )
+    safetensors.torch.save_file(receive(ranks), out / str(rank) / "types.safetensors")
     if rank == SERVING:
         safetensors.torch.save_file(serve_apart(SEPARATE, ranks), out / "separate.safetensors")
     else:
         train_apart(SEPARATE, ranks)
-    ranks.gather(["finished"])  # gloo may abort a process that leaves while another one still reads from it
+    ranks.all_gather_object(["finished"])  # gloo may abort a process that leaves while another one still reads from it
     ranks.leave()
 
 

@@ -1,8 +1,6 @@
-"""How the updates of two ranks become one, without processes: two threads that wait for each other."""
+"""The updates of two ranks, which are threads, become one."""
 
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,43 +11,9 @@ from seedrl.algorithms.base import Loss
 from seedrl.models.mlp import Normalize
 from seedrl.models.statistics import apply_statistics
 from seedrl.ranks.averaging import RankAverager
-from seedrl.run.identity import Identity
+from tests.thread_ranks import ThreadRanks, every
 
 INFINITY = float("inf")
-
-
-class Table:
-    """Where two threads exchange tensors."""
-
-    def __init__(self) -> None:
-        self._barrier = threading.Barrier(2, timeout=30)
-        self._given: dict[int, list[Tensor]] = {}
-
-    def sums(self, rank: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        self._given[rank] = [tensor.detach().clone() for tensor in tensors]
-        self._barrier.wait()
-        sums = [first + second for first, second in zip(self._given[0], self._given[1], strict=True)]
-        self._barrier.wait()
-        return sums
-
-
-class ThreadRanks:
-    """What RankAverager needs of Ranks."""
-
-    def __init__(self, table: Table, rank: int) -> None:
-        self._table, self._rank = table, rank
-        self.identity = Identity("learner", rank, world_size=2)
-
-    def averaging(self, model: nn.Module) -> nn.Module:
-        return model
-
-    def begin_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
-        (total,) = self._table.sums(self._rank, [tensor])
-        return lambda: total
-
-    def average(self, tensors: Sequence[Tensor]) -> None:
-        for tensor, total in zip(tensors, self._table.sums(self._rank, tensors), strict=True):
-            tensor.detach().copy_(total / 2)
 
 
 class Own(nn.Module):
@@ -75,11 +39,10 @@ class Own(nn.Module):
 
 def updated(rows: Sequence[Tensor], sync_every: int = 1, updates: int = 1) -> list[Own]:
     """Return the models of two ranks after some updates on these rows each; no rows are no train batch."""
-    table = Table()
 
-    def rank(number: int) -> Own:
-        model = Own()
-        averager = RankAverager(ThreadRanks(table, number), model, sync_every)  # type: ignore[arg-type]
+    def work(ranks: ThreadRanks) -> Own:
+        model, number = Own(), ranks.identity.rank
+        averager = RankAverager(ranks, model, sync_every)
         own = rows[number] if len(rows[number]) else torch.zeros(3, 2)
         for update in range(updates):
             weigh = averager.weigh(lambda: torch.full((len(own), 1), bool(len(rows[number]))))
@@ -90,8 +53,7 @@ def updated(rows: Sequence[Tensor], sync_every: int = 1, updates: int = 1) -> li
             averager.sync(update + 1)
         return model
 
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(rank, range(2)))
+    return every(2, work)
 
 
 FIRST, SECOND = torch.tensor([[1.0, 10.0], [3.0, 30.0]]), torch.tensor([[5.0, 50.0], [7.0, 70.0]])

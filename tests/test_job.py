@@ -11,7 +11,7 @@ from seedrl.errors import ConfigError
 from seedrl.job import Job
 from seedrl.launching.environment import variables
 from seedrl.run.identity import Identity, identity
-from tests.readme import ROOT
+from tests.documented import ROOT
 
 
 def test_builder_makes_exactly_what_the_command_line_makes() -> None:
@@ -51,11 +51,14 @@ def test_builder_leaves_earlier_jobs_alone() -> None:
     [
         (Job().learner(ranks=0), r"^ranks.count=0 must be at least 1$"),
         (Job().learner(ranks=2), r"^ranks.count=2 needs an engine that starts several ranks: launch=torchrun"),
-        (Job().actors(total=8, per_node=4), r"^launch.per_node=4 is less than the 8 actors of this machine"),
+        (Job().actors(total=8, per_node=4), r"^launch.per_node=4 is less than the 8 actors on this machine"),
         (Job().actors(total=1, at_most=8, per_node=4), r"^launch.per_node=4 is less than the 8 actors"),
         (Job().learner(ranks=2).actors(total=1).on("torchrun"), r"leaves some of ranks.count=2 without an actor"),
-        (Job().on("ray").actors(at_most=3, per_node=2), r"at_most=3 and launch.per_node=2 do not fit"),
-        (Job().on("ray").actors(at_most=3).place("collocate"), r"at_most=3 and launch.placement=\[collocate\] do"),
+        (Job().on("ray").actors(at_most=3, per_node=2), r"at_most=3 and launch.per_node=2 contradict"),
+        (
+            Job().on("ray").actors(at_most=3).place("collocate"),
+            r"and launch.placement=\[collocate\] contradict",
+        ),
         (Job().on("kubernetes").env("pong"), r"starts nothing by itself.*: seedrl render out=manifests env=pong$"),
         (Job().learner(cpus=-1), r"^launch.learner: cpus, gpus and memory_gb must not be negative$"),
         (Job().learner(brains=2), r"brains"),

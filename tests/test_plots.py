@@ -206,7 +206,7 @@ def test_plot_without_anything_to_draw_is_refused_in_words(tmp_path: Path) -> No
     empty = leave_run(tmp_path / "empty", [])
     (tmp_path / "other").mkdir()
     for runs, words in (
-        ([], "say which runs"),
+        ([], "give the runs"),
         ([str(tmp_path / "nowhere")], "there is no .*nowhere; give run directories"),
         ([str(tmp_path / "other")], "there is no run in .*other"),
         ([str(empty)], "no episode has ended in any run of"),

@@ -1,51 +1,60 @@
-"""A rank's part in rounds of agreement, alone; integration/test_several_ranks.py has several of them."""
-
-from collections.abc import Callable
+"""Rounds of agreement among ranks that are threads; integration/test_several_ranks.py has processes."""
 
 from seedrl.config import StopConfig
 from seedrl.errors import RankLost, ThreadDied
 from seedrl.metrics import ServingMetrics
 from seedrl.ranks.agreement import Load, Vote
-from seedrl.ranks.group import Ranks
 from seedrl.ranks.rounds import VotingRounds
 from seedrl.run.stopping import Progress, Stop
+from tests.thread_ranks import ThreadRanks, every
 
 
-def rounds_of(
-    stop: Stop, vote: Vote, on_loads: Callable[[list[Load]], None] = lambda loads: None, **goal: float
-) -> VotingRounds:
-    return VotingRounds(Ranks(), stop, StopConfig(**goal), lambda: vote, on_loads)  # type: ignore[arg-type]
+def test_rounds_have_the_loads_of_all_ranks() -> None:
+    def work(ranks: ThreadRanks) -> list[list[Load]]:
+        seen: list[list[Load]] = []
+        own = Vote(load=Load(ranks.identity.rank, 4, 0.5, True))
+        assert VotingRounds(ranks, Stop(), StopConfig(), lambda: own, seen.append).agree()
+        return seen
+
+    loads = [Load(0, 4, 0.5, True), Load(1, 4, 0.5, True)]
+    assert every(2, work) == [[loads], [loads]]
 
 
-def test_rounds_of_one_rank_go_on_until_it_is_asked_to_stop() -> None:
-    stop = Stop()
-    loads: list[list[Load]] = []
-    rounds = rounds_of(stop, Vote(load=Load(3, 4, 0.5, True)), loads.append)
-    assert rounds.agree(has_batch=True)
-    assert rounds.is_update_due
-    assert rounds.agree()
-    assert not rounds.is_update_due
-    stop.ask("interrupted", "why")
-    assert not rounds.agree()
-    assert (stop.status, stop.reason) == ("interrupted", "why")
-    assert loads == 3 * [[Load(3, 4, 0.5, True)]]
-
-
-def test_rounds_are_done_at_the_goal_and_not_before() -> None:
-    for steps, returns, is_done in ((999, 100, False), (1000, 0, True), (10, 99, False)):
+def test_rounds_continue_until_a_rank_asks_to_stop_and_then_all_stop_with_its_reason() -> None:
+    def work(ranks: ThreadRanks) -> tuple[str, str]:
         stop = Stop()
-        progress = Progress(steps, 5, 2.0 * returns, returns)
-        rounds = rounds_of(stop, Vote(progress=progress), env_steps=1000, return_mean_100=3.0)
-        rounds.agree()
-        assert rounds.stop_if_done() is is_done
-        assert stop.is_set() is is_done
-    solved = Vote(progress=Progress(10, 100, 300.0, 100))
-    rounds = rounds_of(Stop(), solved, env_steps=1000, return_mean_100=3.0)
-    rounds.agree()
-    assert rounds.stop_if_done()
+        rounds = VotingRounds(ranks, stop, StopConfig(), Vote)
+        assert rounds.agree(has_batch=True)
+        assert rounds.is_update_due
+        assert rounds.agree(has_batch=ranks.identity.rank == 0)
+        assert not rounds.is_update_due
+        if ranks.identity.rank == 1:
+            stop.ask("interrupted", "why")
+        assert not rounds.agree()
+        return stop.status, stop.reason
+
+    assert every(2, work) == [("interrupted", "rank 1: why"), ("interrupted", "why")]
 
 
-def test_progress_of_a_rank_tells_its_share_of_the_last_hundred_episodes() -> None:
+def test_rounds_are_done_when_all_ranks_together_reach_the_goal_and_not_before() -> None:
+    def is_done(progress: Progress) -> list[tuple[bool, bool]]:
+        def work(ranks: ThreadRanks) -> tuple[bool, bool]:
+            stop = Stop()
+            rounds = VotingRounds(
+                ranks, stop, StopConfig(env_steps=1000, return_mean_100=3.0), lambda: Vote(progress=progress)
+            )
+            rounds.agree()
+            return rounds.stop_if_done(), stop.is_set()
+
+        return every(2, work)
+
+    assert is_done(Progress(499, 3, 100.0, 50)) == 2 * [(False, False)]
+    assert is_done(Progress(500, 0, 0.0, 0)) == 2 * [(True, True)]
+    assert is_done(Progress(5, 49, 490.0, 49)) == 2 * [(False, False)]
+    assert is_done(Progress(5, 50, 150.0, 50)) == 2 * [(True, True)]
+
+
+def test_progress_of_a_rank_has_its_share_of_the_last_hundred_episodes() -> None:
     serving = ServingMetrics(env_steps=7, episodes=300)
     serving.returns.extend(range(100))
     assert Progress.of(serving, ranks=1) == Progress(7, 300, float(sum(range(100))), 100)

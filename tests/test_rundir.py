@@ -163,7 +163,7 @@ def test_run_directory_of_something_else_is_refused_and_left_alone(tmp_path: Pat
 @pytest.mark.parametrize("inside", ["", "further/below"])
 def test_run_directory_that_is_a_file_is_refused(tmp_path: Path, inside: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunDirectoryError, match=r"cannot be made: .*; give another run_dir"):
+    with pytest.raises(RunDirectoryError, match=r"cannot be created: .*; give another run_dir"):
         prepared(config_for(tmp_path / "file" / inside))
 
 

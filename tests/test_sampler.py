@@ -160,7 +160,7 @@ def test_diagnose_without_actors_or_updates_does_not_judge(nothing: dict[str, in
 
 
 def test_diagnose_update_longer_than_the_look_says_so() -> None:
-    assert "longer than this look" in diagnose(made_row(learner_wait_fraction=0.0), LearnerConfig()).evidence
+    assert "longer than this sample" in diagnose(made_row(learner_wait_fraction=0.0), LearnerConfig()).evidence
 
 
 def test_diagnose_lock_step_run_is_not_told_to_enlarge_its_store() -> None:

@@ -147,4 +147,4 @@ def test_saver_rolling_back_again_and_again_never_leaves_none(rig: Rig, tmp_path
 
 def test_saver_without_a_checkpoint_rolls_back_to_the_beginning(rig: Rig) -> None:
     rig.train(0, skipped=10)
-    assert "begin anew" in rig.saver.roll_back()
+    assert "from the beginning" in rig.saver.roll_back()

@@ -167,7 +167,7 @@ def test_ranks_that_nobody_could_be_sent_to_are_refused() -> None:
     config = LearnerConfig(listen="0.0.0.0:50051", security=SecurityConfig(allow_insecure=True))
     check(config)
     config.ranks.count = 2
-    with pytest.raises(ConfigError, match=r"listen=0\.0\.0\.0:50051 is no address that ranks .* give ranks.advertise"):
+    with pytest.raises(ConfigError, match=r"listen=0\.0\.0\.0:50051 is not an address .* set ranks.advertise"):
         check(config)
     config.ranks.advertise = "learner-0"
     check(config)

@@ -83,7 +83,7 @@ def test_sinks_metrics_that_cannot_be_written_are_said_once_and_tried_again(tmp_
     reporting.report(row(30, 1.0))
     (said,) = reporting.said
     assert said.startswith("learner: metrics could not be written ([Errno 21]")
-    assert said.endswith("; training goes on")
+    assert said.endswith("; training continues")
     assert [each["env_steps"] for each in metrics_in(tmp_path)] == [30]
 
 
@@ -161,7 +161,7 @@ def test_tensorboard_after_a_torn_record_goes_on_in_a_new_file(tmp_path: Path) -
     sink._file = FullDisk(sink._file)
     reporting.report(row(20, 2.0), row(30, 3.0))
     assert reporting.said == [
-        "learner: TensorBoard events could not be written ([Errno 28] No space left on device); training goes on"
+        "learner: TensorBoard events could not be written ([Errno 28] No space left on device); training continues"
     ]
     assert scalars_in(tmp_path)["return/mean_100"] == [(10, 1.0), (30, 3.0)]
 
@@ -270,7 +270,7 @@ def test_wandb_that_fails_later_is_said_once(tmp_path: Path, monkeypatch: pytest
     reporting.report(row(10, 1.0), row(20, 2.0))
     assert reporting.said == [
         "learner: W&B run in https://wandb.example/run",
-        "learner: the W&B run could not be written (RuntimeError()); training goes on",
+        "learner: the W&B run could not be written (RuntimeError()); training continues",
     ]
     assert len(metrics_in(tmp_path)) == 2
 

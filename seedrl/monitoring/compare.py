@@ -1,4 +1,4 @@
-"""`seedrl plot`: runs against each other, as a table and as a plot. Trains nothing and changes no run."""
+"""`seedrl plot`: compares runs in a table and in a plot. Trains nothing and changes no run."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,9 +24,9 @@ def run_plot(config: PlotConfig) -> None:
 
 
 def _runs(words: Sequence[str]) -> list[Path]:
-    """Every run once, however often it is named."""
+    """Return every run once, however often it is named."""
     if not words:
-        raise ConfigError("say which runs: seedrl plot RUN …, run directories or directories that hold some")
+        raise ConfigError("give the runs: seedrl plot RUN …, run directories or directories that hold some")
     found: dict[Path, Path] = {}
     for word in words:
         for run in find_runs(word):
@@ -50,7 +50,7 @@ def _curves(runs: Sequence[Path]) -> Iterator[Curve]:
 
 
 def table(groups: Sequence[Group]) -> str:
-    """A line for each group, columns aligned."""
+    """Return a table with a line for each group."""
     lines = [HEADER, *(_cells(group) for group in groups)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     return "\n".join(

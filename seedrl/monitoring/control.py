@@ -1,4 +1,4 @@
-"""`seedrl control`: people steer the actors of a running learner. Knows nothing of how actors obey."""
+"""`seedrl control`: commands to the actors of a running learner. Knows nothing of how actors carry them out."""
 
 from seedrl.config import ControlConfig
 from seedrl.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Reads run directories back: the curve of each run, and which runs are seeds of the same thing. Draws nothing."""
+"""Reads run directories: the curve of each run, and which runs differ only in their seed. Draws nothing."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.run.directory import RunDirectory, plain
 
-# Where, how often and how visibly a run happened, not what it was: sections or single settings.
+# Sections or single settings that say where and how a run happened, and not what it was.
 NOT_COMPARED = (
     *(
         "seed",
@@ -67,7 +67,7 @@ class Group:
 
     @property
     def short_label(self) -> str:
-        """Where the environment is known."""
+        """Return the label for a place where the environment is known."""
         return f"{self.differs_in} ({self._count()})".lstrip()
 
     def _count(self) -> str:
@@ -77,7 +77,7 @@ class Group:
 
 
 def find_runs(word: str) -> list[Path]:
-    """A run directory itself, or all those below a directory; none for a file, as among what a shell's * gives."""
+    """Return a run directory itself, or all those below a directory; none for a file, which a shell's * may include."""
     path = Path(word)
     if not path.exists():
         raise ConfigError(f"there is no {word}; give run directories, or directories that hold some")
@@ -91,7 +91,7 @@ def _is_run(path: Path) -> bool:
 
 
 def read_curve(run_dir: Path) -> Curve:
-    """What a run directory says; without points if no episode has ended, a RunDirectoryError if it cannot be read."""
+    """Return the curve of a run, without points if no episode has ended. Raise RunDirectoryError on failure."""
     try:
         settings = flat(RunDirectory(run_dir).settings() or {})
         with (run_dir / "metrics.jsonl").open(errors="replace") as file:
@@ -105,7 +105,7 @@ def read_curve(run_dir: Path) -> Curve:
 
 
 def _rows(lines: Iterator[str]) -> Iterator[Point]:
-    """Whole rows; a crash may have torn the last one, or any before a resume."""
+    """Yield the whole rows; a crash may have cut off the last one, or any before a resume."""
     for line in lines:
         try:
             row = json.loads(line)
@@ -118,7 +118,7 @@ def _rows(lines: Iterator[str]) -> Iterator[Point]:
 
 
 def _kept(rows: Iterator[Point]) -> list[Point]:
-    """Without what a crash undid: a resumed run goes on from its checkpoint, in steps and in seconds."""
+    """Return the rows without those that a crash has undone: a resumed run continues from its checkpoint."""
     kept: list[Point] = []
     for row in rows:
         while kept and (kept[-1][0] >= row[0] or kept[-1][1] > row[1]):
@@ -132,7 +132,7 @@ def _number(value: Any) -> float | None:
 
 
 def flat(settings: Settings, prefix: str = "") -> Settings:
-    """{"model": {"lstm": 64}} as {"model.lstm": 64}."""
+    """Flatten nested settings: {"model": {"lstm": 64}} becomes {"model.lstm": 64}."""
     found: Settings = {}
     for name, value in settings.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -144,7 +144,7 @@ def is_below(key: str, names: Sequence[str]) -> bool:
 
 
 def grouped(curves: Sequence[Curve]) -> list[Group]:
-    """Groups in the order of their first runs, labelled by what sets them apart in their environment."""
+    """Return the groups in the order of their first runs, labelled by what distinguishes them in their environment."""
     alike: dict[str, list[Curve]] = {}
     for curve in curves:
         alike.setdefault(json.dumps(curve.settings, sort_keys=True, default=str), []).append(curve)
@@ -162,5 +162,5 @@ def _apart(curve: Curve, others: Sequence[Curve]) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """As on the command line: true, null, [64,64]."""
+    """Format a value as on the command line: true, null, [64,64]."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)

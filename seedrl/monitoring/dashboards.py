@@ -1,6 +1,6 @@
 """Makes the Grafana dashboard and the Prometheus console from the panels. Run as a program, it writes both files.
 
-Knows how both want to be told; what is shown is in panels.py, and how the console looks in console.html.
+Knows the formats of both; the content is in panels.py, and the layout of the console in console.html.
 """
 
 import html
@@ -35,10 +35,10 @@ GRID_WIDTH, PANEL_WIDTH, PANEL_HEIGHT, TILE_HEIGHT = 24, 8, 8, 4
 
 
 def scoped(query: str, scope: str) -> str:
-    """The query for one learner only. Rates leave out the moments around a restart.
+    """Return the query for one learner only. Rates leave out the moments around a restart.
 
-    A resumed run goes on counting where its checkpoint was: less than before, yet far from zero. Prometheus takes that
-    for a counter that began anew, and would show millions of steps within a second.
+    A resumed run continues to count where its checkpoint was: less than before, yet far from zero. Prometheus takes
+    that for a counter that was reset, and would show millions of steps within a second.
     """
     if "[$window]" in query:
         query = f"({query}) unless on (job, instance) ({RESTARTED})"
@@ -46,7 +46,7 @@ def scoped(query: str, scope: str) -> str:
 
 
 def grafana() -> str:
-    """The dashboard as Grafana imports it."""
+    """Return the dashboard as Grafana imports it."""
     variables = [
         _variable("datasource", "Data source", type="datasource", query="prometheus"),
         _query_variable("job", "Job", "label_values(seedrl_ready, job)"),
@@ -55,7 +55,7 @@ def grafana() -> str:
     dashboard = {
         "uid": "seedrl",
         "title": "seedrl",
-        "description": "Is it learning, how fast, what is the bottleneck, who is slow, how stale is the data?",
+        "description": "Is it learning, how fast, what is the bottleneck, which actors are slow, how old is the data?",
         "tags": ["seedrl", "reinforcement-learning"],
         "schemaVersion": SCHEMA_VERSION,
         "version": 1,
@@ -93,7 +93,7 @@ def _restarts() -> dict[str, Any]:
 
 
 def _grafana_panels() -> list[dict[str, Any]]:
-    """Tiles first, then row after row, left to right."""
+    """Return the tiles first, then row after row from left to right."""
     numbers = count(1)
     width = GRID_WIDTH // len(TILES)
     made = [_stat(tile, next(numbers), n * width) for n, tile in enumerate(TILES)]
@@ -137,7 +137,7 @@ def _stat(tile: Tile, number: int, left: int) -> dict[str, Any]:
 
 
 def _thresholds(tile: Tile) -> dict[str, Any]:
-    """Grafana wants them rising, the first without a value."""
+    """Return the thresholds in rising order, the first without a value, as Grafana expects them."""
     steps: list[dict[str, Any]] = [{"color": "red" if tile.low else "green", "value": None}]
     if tile.warn is not None and tile.bad is not None:
         low, high = sorted((tile.warn, tile.bad))
@@ -185,7 +185,7 @@ def _target(query: str, legend: str, number: int) -> dict[str, Any]:
 
 
 def console() -> str:
-    """The template as Prometheus serves it from --web.console.templates."""
+    """Return the template as Prometheus serves it from --web.console.templates."""
     text = Path(__file__).with_name("console.html").read_text()
     tiles = "\n".join(_tile_markup(tile, number) for number, tile in enumerate(TILES))
     rows = [
@@ -201,7 +201,7 @@ def console() -> str:
 
 
 def _tile_markup(tile: Tile, number: int) -> str:
-    """The number as Prometheus fills it in; the script goes on from there."""
+    """Return the markup of a tile. Prometheus fills in the number; the script updates it."""
     query = scoped(tile.query, "job=%[1]q,instance=%[2]q").replace("$window", "1m")
     shown = (
         '{{ . | first | label "what" }}'
@@ -231,7 +231,7 @@ def _panel_data(panel: Panel) -> dict[str, Any]:
 
 
 def _script_data(data: list[dict[str, Any]]) -> str:
-    """JSON that is safe within a script and within a template: no tag and no action can begin in it."""
+    """Return JSON that is safe within a script and within a template: no tag and no action can begin in it."""
     text = json.dumps(data, indent=1, ensure_ascii=False).replace("<", "\\u003c")
     assert "{{" not in text
     return text

@@ -1,7 +1,7 @@
-"""Names the bottleneck of a run from what its counters say. Pure; knows nothing of how the row came about.
+"""Names the bottleneck of a run from a row of measurements. Pure; knows nothing of how the row was measured.
 
-A learner that hardly ever waits is the limit itself, and that is how it should be. If it waits, the environments do not
-come round fast enough, and whatever takes the largest share of their cycle is in the way.
+A learner that hardly ever waits is the limit itself, which is the best case. If it waits, the cycle of the environments
+is too slow, and the part that takes the largest share of that cycle is the bottleneck.
 """
 
 from seedrl.config import LearnerConfig
@@ -13,11 +13,11 @@ BUSY_ENOUGH = 0.1  # a learner that waits less than this share of its time is th
 
 
 def diagnose(row: Row, config: LearnerConfig) -> Verdict:
-    """The verdict on a row that covers a few seconds."""
+    """Return the verdict on a row that covers a few seconds."""
     if not row["actors"]:
         return Verdict("none", "No actor is connected.", "Start one: seedrl actor learner=HOST:PORT.")
     if not row["updates"]:
-        return Verdict("none", "There was no update yet.", "Wait a moment.")
+        return Verdict("none", "There has been no update yet.", "Wait a moment.")
     wait = row["learner_wait_fraction"]
     if wait < BUSY_ENOUGH:
         return _learner(row, config)
@@ -35,14 +35,14 @@ def _learner(row: Row, config: LearnerConfig) -> Verdict:
     slowed = f", and actors are held back {held:.0%} of their cycle" if held > 0.05 else ""
     where = f"{1 - row['learner_wait_fraction']:.0%} of its time, most of it in {longest} ({stages[longest]:.0%})"
     if not stages[longest]:
-        where = "all the time, and an update takes longer than this look covers"
+        where = "all the time, and an update takes longer than this sample covers"
     return Verdict("learner", f"The learner trains {where}{slowed}. More actors would not help.", _more_compute(config))
 
 
 def _env(row: Row, config: LearnerConfig, share: str) -> Verdict:
     return Verdict(
         "env",
-        f"environments stepping take {share}.",
+        f"stepping the environments takes {share}.",
         f"Raise actors.count (now {config.actors.count}), or start actors on other machines.",
     )
 
@@ -51,7 +51,7 @@ def _network(row: Row, config: LearnerConfig, share: str) -> Verdict:
     trip, served = 1e3 * row["round_trip_seconds"], 1e3 * row["act_latency_seconds"]
     return Verdict(
         "network",
-        f"travelling takes {share}: a round trip is {trip:.1f} ms, of which the learner needs {served:.1f} ms.",
+        f"the network takes {share}: a round trip is {trip:.1f} ms, of which the learner needs {served:.1f} ms.",
         f"Raise actors.groups (now {config.actors.groups}), so that more requests are under way at once.",
     )
 
@@ -60,7 +60,7 @@ def _batching(row: Row, config: LearnerConfig, share: str) -> Verdict:
     serving = config.serving
     return Verdict(
         "batching",
-        f"requests wait for more rows {share}: batches have {row['inference_batch']:.0f} rows on average and "
+        f"requests wait for more rows for {share}: batches have {row['inference_batch']:.0f} rows on average and "
         f"serving.min_rows={serving.min_rows}.",
         f"Lower serving.min_rows, or serving.max_wait (now {serving.max_wait:g} s).",
     )
@@ -69,8 +69,8 @@ def _batching(row: Row, config: LearnerConfig, share: str) -> Verdict:
 def _inference(row: Row, config: LearnerConfig, share: str) -> Verdict:
     return Verdict(
         "inference",
-        f"inference takes {share}, {row['serving/forward']:.0%} of the server thread is spent in forward passes of "
-        f"{row['inference_batch']:.0f} rows.",
+        f"inference takes {share}, and the server thread spends {row['serving/forward']:.0%} of its time in forward "
+        f"passes of {row['inference_batch']:.0f} rows.",
         _more_compute(config),
     )
 
@@ -81,7 +81,7 @@ def _store(row: Row, config: LearnerConfig, share: str) -> Verdict:
         return Verdict("store", "serving waits for every update: this is a lock-step run.", "Set lockstep=false.")
     return Verdict(
         "store",
-        f"yet the store is full {share}: many unrolls end at once, and it holds too few of them.",
+        f"yet the store is full for {share}: many unrolls end at once, and it holds too few of them.",
         f"Raise store.capacity to {slots}, one unroll for each environment.",
     )
 
@@ -90,4 +90,4 @@ def _more_compute(config: LearnerConfig) -> str:
     cores, threads = available_cores(), torch_threads(config)
     if threads < cores // 2:
         return f"Raise threads (now {threads} of {cores} cores)."
-    return "Set device=cuda if there is a GPU; else choose a smaller network with model.name."
+    return "Set device=cuda if there is a GPU; otherwise choose a smaller network with model.name."

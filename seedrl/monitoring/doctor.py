@@ -1,6 +1,6 @@
-"""`seedrl doctor`: what could go wrong with a run before it starts, and what limits one that runs.
+"""`seedrl doctor`: problems of a run before it starts, and the bottleneck of one that runs.
 
-Each check is a function that returns its findings; it knows nothing of the other checks.
+Each check is a function that yields its findings; it knows nothing of the other checks.
 """
 
 import os
@@ -30,7 +30,7 @@ LITTLE_DISK = 2**30
 class Finding(NamedTuple):
     is_good: bool
     words: str
-    is_fatal: bool = True  # if it is not good
+    is_fatal: bool = True  # only if it is not good
 
 
 def run_doctor(config: DoctorConfig) -> None:
@@ -49,7 +49,7 @@ def run_doctor(config: DoctorConfig) -> None:
 
 
 def examine(config: LearnerConfig) -> Iterator[Finding]:
-    """All checks in the order of what builds on what."""
+    """Yield the findings of all checks; later checks build on earlier ones."""
     yield from versions()
     yield from _guarded("settings", lambda: _settings(config))
     yield from _guarded("generated code", generated_code)
@@ -65,7 +65,7 @@ def examine(config: LearnerConfig) -> Iterator[Finding]:
 
 
 def versions() -> Iterator[Finding]:
-    """Everything that pyproject.toml asks of a learner and an actor is there."""
+    """Check that all packages that pyproject.toml requires of a learner and an actor are installed."""
     found, missing = [f"Python {sys.version.split()[0]}"], []
     for line in requires("seedrl") or []:
         name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"](\w+)['\"]", line)
@@ -87,7 +87,7 @@ def generated_code() -> Iterator[Finding]:
 
 
 def security(config: LearnerConfig) -> Iterator[Finding]:
-    """The files fit each other, nobody else may read them, and what can be reached from elsewhere is protected."""
+    """Check that the files match, are private, and protect what can be reached from other machines."""
     from seedrl.wire.tls import server_credentials
     from seedrl.wire.tokens import Tokens, open_to_others
 
@@ -132,13 +132,13 @@ def device(config: LearnerConfig) -> Iterator[Finding]:
 
 
 def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding]:
-    """Makes the environment and steps it once, ROM and all; what its spaces are goes into `specs`."""
+    """Create the environment and reset it once, ROM included; append its spaces to `specs`."""
     from envs_server.pool import make_pool
     from seedrl.wire.messages import Welcome
 
     env = config.env
     if is_own(env.id):
-        yield Finding(True, f"environment: {env.id}, which actors bring; it cannot be looked at from here")
+        yield Finding(True, f"environment: {env.id} is provided by the actors; it cannot be checked from here")
         return
     pool = make_pool(
         Welcome(1, env.id, dict(env.options), list(env.keep), 2, 2, 1, wrappers=list(env.wrappers)), threads=1
@@ -148,7 +148,7 @@ def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding
     finally:
         pool.close()
     specs.append(pool.spec)
-    yield Finding(len(rows.env_id) == 2, f"environment: {env.id} can be made and reset; {pool.spec}")
+    yield Finding(len(rows.env_id) == 2, f"environment: {env.id} can be created and reset; {pool.spec}")
 
 
 def messages(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
@@ -180,7 +180,7 @@ def memory(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
 
 
 def _folder(config: LearnerConfig) -> Path:
-    """The part of the run directory's path that is there already."""
+    """Return the part of the run directory's path that exists already."""
     folder = Path(config.run_dir or "runs").absolute()
     while not folder.exists():
         folder = folder.parent
@@ -200,7 +200,7 @@ def disk(config: LearnerConfig) -> Iterator[Finding]:
 
 def _settings(config: LearnerConfig) -> Iterator[Finding]:
     check(config)
-    yield Finding(True, "settings: they work together")
+    yield Finding(True, "settings: they are consistent")
 
 
 def _can_bind(listen: str) -> Finding:
@@ -212,7 +212,7 @@ def _can_bind(listen: str) -> Finding:
 
 
 def _guarded(name: str, checks: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """A check that raises has found something."""
+    """Turn an error of a check into a finding."""
     try:
         yield from checks()
     except SeedrlError as error:

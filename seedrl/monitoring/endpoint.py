@@ -1,7 +1,7 @@
-"""A few pages over HTTP, for browsers and Prometheus. Knows nothing of what is on them, and reads no file.
+"""Serves a few pages over HTTP, for browsers and Prometheus. Knows nothing of their content, and reads no file.
 
-Peers are not trusted: whatever they send, drip or keep open, the process they ask pays for no more than `CONNECTIONS`
-places, one answer per `TURN_SECONDS`, and each page once per `FRESH_SECONDS`.
+Peers are not trusted: whatever they send, delay or keep open, they cost no more than `CONNECTIONS` connections, one
+answer per `TURN_SECONDS`, and the making of each page once per `FRESH_SECONDS`.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from seedrl.errors import ConfigError
 
 AUTO = "auto"
 AUTO_HOST, AUTO_PORT = "127.0.0.1", 9464
-CONNECTIONS = 16  # at once; further ones are closed unheard
+CONNECTIONS = 16  # at once; further ones are closed without an answer
 HEAD_BYTES = 8192  # of a request line and its headers
-REQUEST_SECONDS = 5.0  # for a client to say what it wants
+REQUEST_SECONDS = 5.0  # for a client to send its request
 CONNECTION_SECONDS = 20.0  # for all of it, answer included
 LINGER_SECONDS = 1.0  # for a client to hang up, so that closing does not destroy the answer on its way
-TURN_SECONDS = 0.02  # between two answers, whoever asks
-FRESH_SECONDS = 0.2  # a page is not made again for so long
+TURN_SECONDS = 0.02  # between two answers to any clients
+FRESH_SECONDS = 0.2  # for which a page is not made again
 RETRY_SECONDS = 1.0  # after a connection could not be accepted
 STOP_SECONDS = 5.0  # for the thread to end; longer only if a page hangs
 
@@ -40,7 +40,7 @@ class Page(NamedTuple):
 
 
 class Endpoint:
-    """Serves pages from a daemon thread, `metrics`, which also makes them. `start` and `stop`: one thread, in order."""
+    """Serves pages from a daemon thread, `metrics`, which also makes them. One thread calls `start`, then `stop`."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Endpoint:
         clock: Callable[[], float] = time.monotonic,
         unkept: Collection[str] = (),
     ) -> None:
-        """Pages are kept for a moment, but for the `unkept`, which have to be cheap."""
+        """Pages are kept for a moment, except for the `unkept`, which have to be cheap."""
         self._listen = listen
         self._host, self._port = address_of(listen)
         self._names = {"localhost", self._host.lower(), socket.gethostname().lower()}
@@ -67,7 +67,7 @@ class Endpoint:
         self._thread: threading.Thread | None = None
 
     def start(self) -> str:
-        """Returns the HOST:PORT that is served from now on."""
+        """Start serving; return the HOST:PORT."""
         listener = self._bind()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(listener, self._loop), name="metrics", daemon=True)
@@ -77,7 +77,7 @@ class Endpoint:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def stop(self) -> None:
-        """Hangs up on everybody. May be called again, and without `start`."""
+        """Close all connections. It may be called again, and without `start`."""
         if self._loop and self._thread:
             with contextlib.suppress(RuntimeError):  # the loop has ended before
                 self._loop.call_soon_threadsafe(self._stopping.set)
@@ -103,7 +103,7 @@ class Endpoint:
             runner.run(self._serve(listener))
 
     async def _serve(self, listener: socket.socket) -> None:
-        """Accepts by itself: asyncio's own server loses a connection that comes while it closes."""
+        """Accept connections directly: asyncio's own server loses a connection that comes while it closes."""
         loop = asyncio.get_running_loop()
         with listener:
             listener.setblocking(False)
@@ -180,7 +180,7 @@ class Endpoint:
         return self._pages[path].page()
 
     def _is_asked_for(self, headers: list[str]) -> bool:
-        """False for a foreign name: a web page may have pointed its own name at this machine, to read along."""
+        """Return False for a foreign name: a web page may have pointed its own name at this machine to read along."""
         fields = (header.partition(":") for header in headers)
         hosts = [value.strip().lower() for name, _, value in fields if name.lower() == "host"]
         name = _without_port(hosts[0]) if len(hosts) == 1 else ""
@@ -188,7 +188,7 @@ class Endpoint:
 
 
 class _Kept:
-    """One page, and its content for as long as that is fresh. Owned by the endpoint's thread."""
+    """One page, and its content while that is fresh. Owned by the endpoint's thread."""
 
     def __init__(
         self,
@@ -217,15 +217,15 @@ class _Kept:
         try:
             page, self._is_broken = self._make(), False
         except Exception as error:
-            page = _plain(500, "This page could not be made; the process that serves it has said why.")
-            if not self._is_broken:  # said once, not with every scrape
+            page = _plain(500, "This page could not be made; the log of the process that serves it says why.")
+            if not self._is_broken:  # reported once, not with every scrape
                 self._on_error(f"page {self._path} failed: {type(error).__name__}: {error}")
             self._is_broken = True
         return page
 
 
 def address_of(listen: str, setting: str = "metrics") -> tuple[str, int]:
-    """Host and port of a setting; an IPv6 address is written in brackets."""
+    """Return host and port of a setting; an IPv6 address is written in brackets."""
     if listen == AUTO:
         return AUTO_HOST, AUTO_PORT
     host, _, port = listen.rpartition(":")
@@ -244,7 +244,7 @@ def address_of(listen: str, setting: str = "metrics") -> tuple[str, int]:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """On the first address of the host that can be bound."""
+    """Return a socket on the first address of the host that can be bound."""
     error = OSError(f"{host} has no address")
     for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
         both = host == "::" and socket.has_dualstack_ipv6()
@@ -283,7 +283,7 @@ def _response(page: Page, with_content: bool = True) -> bytes:
 
 
 def _without_port(host: str) -> str:
-    """The name in a Host header; IPv6 comes in brackets."""
+    """Return the name in a Host header; an IPv6 address has brackets."""
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 

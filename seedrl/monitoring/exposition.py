@@ -21,7 +21,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class Exposition(Collector):
-    """Renders some groups, and what the system knows of this process. `refresh` is called before every look."""
+    """Renders some groups, and what the system knows of this process. `refresh` is called before every scrape."""
 
     def __init__(self, *groups: Group, refresh: Callable[[], None] = lambda: None) -> None:
         self._groups = groups
@@ -54,7 +54,7 @@ def family_of(metric: Metric) -> Family:
 
 
 def _histogram(name: str, declaration: Declaration, value: Histogram) -> Family:
-    """By hand: prometheus_client leaves out sum and count where a bound is negative, as of returns."""
+    """Build the family by hand: prometheus_client omits sum and count if a bound is negative, as for returns."""
     family = HistogramMetricFamily(name, declaration.meaning)
     counts = list(accumulate(value.counts))
     for bound, count in zip([f"{bound:g}" for bound in value.bounds] + ["+Inf"], counts, strict=True):

@@ -1,4 +1,4 @@
-"""The rows of a whole run in bounded room, for plots. Knows nothing of what is in them but their steps."""
+"""The rows of a whole run in bounded memory, for plots. Knows nothing of their content but the steps."""
 
 import contextlib
 import json
@@ -11,8 +11,11 @@ LIMIT = 600
 
 
 class History:
-    """Written by the main thread, read by any. Evenly spaced: when there are too many rows every second one goes, and
-    from then on only every second further one is kept. The newest is always there. Numbers only, eight bytes each."""
+    """Rows at even intervals, and the newest. Written by the main thread, read by any.
+
+    When there are too many rows every second one is dropped, and from then on only every second new one is kept. It
+    stores numbers only, eight bytes each.
+    """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -33,7 +36,7 @@ class History:
         self._newest = numbers
 
     def rows(self) -> list[dict[str, float]]:
-        """Oldest first, finite numbers only."""
+        """Return the rows, oldest first, with finite numbers only."""
         kept, newest = self._kept, self._newest
         packed = kept if newest is None or kept[-1] is newest else [*kept, newest]
         return [self._unpacked(numbers) for numbers in packed]
@@ -48,7 +51,7 @@ class History:
         return {name: value for name, value in pairs if math.isfinite(value)}
 
     def load(self, path: Path) -> None:
-        """What earlier processes of the run have written, without what a crash has cut off or undone."""
+        """Load what earlier processes of the run have written, without what a crash has cut off or undone."""
         if path.exists():
             with path.open(errors="replace") as lines:
                 for line in lines:

@@ -1,4 +1,4 @@
-"""`seedrl observe`: a Prometheus of one's own that watches learners and draws the console.
+"""`seedrl observe`: starts a Prometheus that watches learners and draws the console.
 
 Knows nothing of a learner but its address; configuration, rules and console are those of conf/observability.
 """
@@ -17,7 +17,7 @@ from seedrl.errors import ConfigError, SeedrlError
 from seedrl.launching.children import end_with_parent
 from seedrl.monitoring.endpoint import address_of, bound
 
-READY_SECONDS = 60.0  # to read what it has seen before
+READY_SECONDS = 60.0  # for Prometheus to read its old data
 GOODBYE_SECONDS = 20.0
 POLL_SECONDS = 0.1
 RETENTION = "30d"
@@ -29,7 +29,7 @@ INSTALL = (
 
 
 def run_observe(config: ObserveConfig, files: Path) -> None:
-    """Starts Prometheus and ends with it."""
+    """Start Prometheus and wait until it ends."""
     observer = Observer(config, files)
     observer.start()
     print(f"watching {', '.join(observer.targets)}: {observer.url}", flush=True)
@@ -55,7 +55,7 @@ class Observer:
         return f"http://{f'[{host}]' if ':' in host else host}:{self._port}/consoles/seedrl.html"
 
     def start(self) -> None:
-        """Returns when Prometheus answers; raises with its last words if it does not."""
+        """Start Prometheus and return when it answers; raise with its last error if it does not."""
         program = shutil.which("prometheus")
         if program is None:
             raise ConfigError(INSTALL)
@@ -74,7 +74,7 @@ class Observer:
         self._wait_until_ready()
 
     def wait(self) -> None:
-        """Until Prometheus ends, which is in order only after a signal."""
+        """Wait until Prometheus ends; raise unless that follows a signal."""
         assert self._process is not None
         code = self._process.wait()
         if not self._signalled:
@@ -92,7 +92,7 @@ class Observer:
         ]
 
     def _write_configuration(self) -> None:
-        """The committed configuration with the targets given, beside its rules."""
+        """Write the committed configuration with the given targets, and its rules."""
         text = (self._files / "prometheus.yml").read_text()
         assert TARGETS in text
         try:
@@ -103,7 +103,7 @@ class Observer:
             raise ConfigError(f"data={self._directory} cannot be written to: {error}") from error
 
     def _refuse_a_port_in_use(self) -> None:
-        """Prometheus would say so too, after reading all of its data."""
+        """Raise ConfigError early: Prometheus would fail only after reading all of its data."""
         try:
             bound(self._host, self._port).close()
         except OSError as error:
@@ -148,14 +148,14 @@ class Observer:
             self._process.wait()
 
     def _last_words(self) -> str:
-        """The last thing Prometheus complained about, or just said."""
+        """Return the last error that Prometheus has logged, or its last line."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
         complaints = [line for line in lines if "level=error" in line] or lines
-        return f"{complaints[-1] if complaints else 'it said nothing'} (all of it: {self._log})"
+        return f"{complaints[-1] if complaints else 'its log is empty'} (the whole log: {self._log})"
 
 
 def targets_of(metrics: object) -> list[str]:
-    """The addresses of `metrics=`: one, several separated by commas, or a list."""
+    """Return the addresses in `metrics=`: one, several separated by commas, or a list."""
     addresses = metrics.split(",") if isinstance(metrics, str) else metrics
     if not isinstance(addresses, list) or not addresses:
         raise ConfigError(f"metrics={metrics!r} must be HOST:PORT, or several: [HOST:PORT,HOST:PORT]")

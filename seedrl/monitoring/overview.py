@@ -1,4 +1,4 @@
-"""`seedrl status`: a running learner, its streams and its actors, in the terminal. Knows nothing of how they work."""
+"""`seedrl status`: a learner, its streams and its actors in the terminal. Knows nothing of how they are measured."""
 
 import json
 import time
@@ -32,7 +32,7 @@ def run_status(config: StatusConfig) -> None:
 
 
 def show_remains(directory: Path, as_json: bool, console: Console) -> None:
-    """What is known of a run that is down: its state, its members, and whom the loss of each concerns."""
+    """Show what is known of a run that is down: its state, its members, and which of them depend on each other."""
     context = ContextFile(directory).read()
     if as_json:
         print(dump(context), end="")
@@ -50,7 +50,7 @@ def show_remains(directory: Path, as_json: bool, console: Console) -> None:
 
 
 def _remains(context: Context, now: float) -> Iterator[tuple[bool, str]]:
-    """(whether it is the last one, words) for every member."""
+    """Yield (whether it is the last one, description) for every member."""
     members = list(context.members.values())
     for member in members:
         life = f"seen {duration(now - member.seen)} ago" if member.seen else "never seen"

@@ -1,7 +1,7 @@
-"""What people look at, declared once: the big numbers and the curves, each with its PromQL. Knows no dashboard.
+"""The tiles and panels of all dashboards, declared once, each with its PromQL. Knows no dashboard.
 
-`dashboards.py` makes the Grafana dashboard and the Prometheus console from it. In a query, `$window` is the time a rate
-is taken over; metrics are named bare, the learner meant is added later. In a legend, {label} is its value.
+`dashboards.py` makes the Grafana dashboard and the Prometheus console from it. In a query, `$window` is the time that a
+rate is taken over; metrics are named without the learner, which is added later. In a legend, {label} is its value.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from seedrl.metrics import BATCH_STAGES
 
 
 class Unit(Enum):
-    """How a number is written."""
+    """The unit of a number, which decides how it is formatted."""
 
     number = "number"
     per_second = "per second"
@@ -20,7 +20,7 @@ class Unit(Enum):
     share = "share"  # 1 is shown as 100 %
     bytes = "bytes"
     bytes_per_second = "bytes per second"
-    word = "word"  # not the number but the label `what` is shown
+    word = "word"  # the label `what` is shown instead of the number
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One number, shown big. Beyond `warn` and `bad` it changes its colour; `low` if less is worse."""
+    """One large number. Beyond `warn` and `bad` it changes its colour; `low` means that less is worse."""
 
     title: str
     description: str
@@ -61,9 +61,9 @@ class Panel:
 LEARNING = Section("Learning", "Is it learning?")
 THROUGHPUT = Section("Throughput", "How fast?")
 TIME = Section("Where time goes", "What is the bottleneck?")
-BATCHING = Section("Batching", "Are batches full, and who waits for them?")
-AGE = Section("Data age", "How stale is what it learns from?")
-ACTORS = Section("Actors", "Who is slow or gone?")
+BATCHING = Section("Batching", "Are batches full, and what waits for them?")
+AGE = Section("Data age", "How stale is the data it learns from?")
+ACTORS = Section("Actors", "Which actors are slow or gone?")
 SAFETY = Section("Safety", "Is anything dropped, skipped or unsaved?")
 ROWS = (LEARNING, THROUGHPUT, TIME, BATCHING, AGE, ACTORS, SAFETY)
 
@@ -81,12 +81,12 @@ def quantile(share: float, histogram: str) -> str:
 
 
 def total(labelled: str) -> str:
-    """A labelled counter's rate over all of its labels."""
+    """Return the query for a labelled counter's rate over all of its labels."""
     return f"sum by (job, instance) ({rate(labelled + '_total')})"
 
 
 def shares(labelled: str) -> str:
-    """A labelled counter's rates as parts of 1."""
+    """Return the query for a labelled counter's rates as parts of 1."""
     return f"{rate(labelled + '_total')} / on (job, instance) group_left {total(labelled)}"
 
 
@@ -110,7 +110,7 @@ WAIT_SHARE = rate('learner_seconds_total{stage="wait"}') + f" / ignoring (stage)
 
 
 def waiting(cause: str) -> str:
-    """Mean time that requests wait for one of the causes of `seedrl_queue_seconds_total`."""
+    """Return the query for the mean time that requests wait for a cause of `seedrl_queue_seconds_total`."""
     return "sum by (job, instance) ({}) / {}".format(rate(f'queue_seconds_total{{cause="{cause}"}}'), REQUESTS)
 
 
@@ -139,14 +139,14 @@ TILES = (
     Tile("Return", "Mean of the last 100 episodes, unclipped and undiscounted", Unit.number, "seedrl_return_mean"),
     Tile(
         "Bottleneck",
-        "The learner, if it hardly ever waits: that is how it should be. Else where a request spends most of its time, "
-        "and which share of it: env, network, store (full, actors are slowed), batching or inference",
+        "The learner, if it hardly ever waits, which is the best case. Otherwise the part of its cycle in which a "
+        "request spends most time, and the share: env, network, store (actors are held back), batching or inference",
         Unit.word,
         BOTTLENECK,
     ),
     Tile(
         "Learner waits",
-        "Share of the learner thread's time without enough unrolls to train on: high means that acting is the limit",
+        "Share of its time in which the learner thread waits for unrolls; if it is high, acting is the limit",
         Unit.share,
         WAIT_SHARE,
     ),
@@ -154,7 +154,7 @@ TILES = (
     Tile("Actors", "Actors connected", Unit.number, "seedrl_sessions_open", warn=1, bad=1, low=True),
     Tile(
         "Rows dropped",
-        "Share of rows that will not be trained on, because their session ended",
+        "Share of rows that are not trained on because their session ended",
         Unit.share,
         f"{total('rows_dropped')} / {rate('rows_total')}",
         warn=0.001,
@@ -191,7 +191,7 @@ PANELS = (
     Panel(
         "Episodes per minute",
         LEARNING,
-        "Finished episodes. It falls by itself when episodes become longer.",
+        "Finished episodes per minute. The number falls when episodes become longer.",
         Unit.per_minute,
         ((f"60 * {rate('episodes_total')}", "episodes"),),
     ),
@@ -221,8 +221,8 @@ PANELS = (
     Panel(
         "Steps per second",
         THROUGHPUT,
-        "Acted by all actors, and trained on by the learner. Resets are trained on and not acted: short episodes lift "
-        "the second a little above the first.",
+        "Steps acted by all actors, and steps trained on by the learner. Resets are trained on and not acted, so short "
+        "episodes lift the second a little above the first.",
         Unit.per_second,
         ((rate("env_steps_total"), "acted"), (rate("trained_steps_total"), "trained")),
     ),
@@ -236,24 +236,24 @@ PANELS = (
     Panel(
         "Simulator frames per second",
         THROUGHPUT,
-        "Steps times env.frame_skip, as papers count.",
+        "Steps times env.frame_skip, which is what papers report.",
         Unit.per_second,
         ((rate("frames_total"), "frames"),),
     ),
     Panel(
         "Steps so far",
         THROUGHPUT,
-        "Over all restarts of the run; it ends at stop.env_steps.",
+        "Steps over all restarts of the run, which ends at stop.env_steps.",
         Unit.number,
         (("seedrl_env_steps_total", "acted"), ("seedrl_trained_steps_total", "trained")),
     ),
     Panel(
         "Cycle of a request",
         TIME,
-        "Mean time from one answer to the next of a group of environments, by where it is spent (Little's law: groups "
-        "in circulation / requests per second). The thickest band is the bottleneck. Environments: more actors, or "
-        "more cores. Network: raise actors.groups. Hold: training is too slow for the data. Fill: lower "
-        "serving.min_rows. Busy and inference: a smaller model, or a faster device.",
+        "Mean time from one answer to the next of a group of environments, and where it is spent (Little's law: groups "
+        "in circulation / requests per second). The thickest band is the bottleneck. Environments: add actors or "
+        "cores. Network: raise actors.groups. Hold: training is too slow for the data. Fill: lower serving.min_rows. "
+        "Busy and inference: choose a smaller model or a faster device.",
         Unit.seconds,
         (
             (IN_ENVIRONMENTS, "env"),
@@ -266,7 +266,8 @@ PANELS = (
     Panel(
         "Server thread",
         TIME,
-        "Seconds per second in each stage. No idle left: inference is the limit. Much hold: training is.",
+        "Seconds per second in each stage. If there is no idle time, inference is the limit; if there is much hold, "
+        "training is.",
         Unit.share,
         ((rate("serving_seconds_total"), "{stage}"),),
         stacked=True,
@@ -275,7 +276,7 @@ PANELS = (
     Panel(
         "Learner thread",
         TIME,
-        "Shares of its time. Much wait: acting is the limit, training has time to spare.",
+        "Shares of the learner thread's time. If it waits much, acting is the limit and training has time to spare.",
         Unit.share,
         ((shares("learner_seconds"), "{stage}"),),
         stacked=True,
@@ -301,8 +302,8 @@ PANELS = (
     Panel(
         "Batch fill",
         BATCHING,
-        "Mean rows of a batch over serving.max_rows. Always full: raise serving.max_rows. Nearly empty on a GPU: more "
-        "environments.",
+        "Mean rows of a batch over serving.max_rows. If batches are always full, raise serving.max_rows. If they are "
+        "nearly empty on a GPU, add environments.",
         Unit.share,
         ((f"{mean('batch_rows')} / seedrl_batch_rows_limit", "fill"),),
         max=1.0,
@@ -310,7 +311,7 @@ PANELS = (
     Panel(
         "Forward passes per second",
         BATCHING,
-        "Batches of inference.",
+        "Batches that inference runs per second.",
         Unit.per_second,
         ((rate("batches_total"), "batches"),),
     ),
@@ -331,7 +332,7 @@ PANELS = (
     Panel(
         "Rows waiting",
         BATCHING,
-        "For inference, at the moment of looking.",
+        "Rows that wait for inference at the moment of the scrape.",
         Unit.number,
         (("seedrl_waiting_rows", "rows"),),
     ),
@@ -349,7 +350,8 @@ PANELS = (
     Panel(
         "Store fill",
         AGE,
-        "Finished unrolls that wait for training, over store.capacity. Full: training is the limit, actors are slowed.",
+        "Finished unrolls in the store, over its capacity. A queue that is full means that training is the limit and "
+        "actors are slowed.",
         Unit.share,
         (("seedrl_store_unrolls / seedrl_store_capacity", "fill"),),
         max=1.0,
@@ -357,7 +359,7 @@ PANELS = (
     Panel(
         "Unrolls per second",
         AGE,
-        "Made by acting, trained on, and discarded because a session ended.",
+        "Unrolls made by acting, trained on, and discarded because a session ended.",
         Unit.per_second,
         (
             (rate("unrolls_made_total"), "made"),
@@ -376,15 +378,15 @@ PANELS = (
     Panel(
         "Actors",
         ACTORS,
-        "Connected right now, and how many the learner could use, from how long it waits and they are held back. "
-        "Whoever follows the latter starts and ends actors between actors.count and actors.at_most.",
+        "Actors that are connected, and the number that the learner could use, from how long it waits for data and how "
+        "long actors are held back. A launcher may follow it between actors.count and actors.at_most.",
         Unit.number,
         (("seedrl_sessions_open", "connected"), ("seedrl_desired_actors", "could be used")),
     ),
     Panel(
         "Coming and going",
         ACTORS,
-        "Sessions per minute: joined, left (or lost), evicted by the learner, refused, redirected, come back.",
+        "Sessions per minute that joined, left (or were lost), were evicted, refused or redirected, or came back.",
         Unit.per_minute,
         (
             (f"60 * {rate('sessions_joined_total')}", "joined"),
@@ -398,7 +400,7 @@ PANELS = (
     Panel(
         "Slots",
         ACTORS,
-        "Environments leased to actors, and serving.max_slots: at the limit further actors are refused.",
+        "Slots leased to actors, and serving.max_slots. At the limit further actors are refused.",
         Unit.number,
         (("seedrl_slots_taken", "taken"), ("seedrl_slots_limit", "limit")),
     ),
@@ -406,7 +408,7 @@ PANELS = (
         "How actors spend their time",
         ACTORS,
         "Mean share of an actor's time: waiting for environments, and waiting for actions with no environment "
-        "stepping. Much of the latter: raise actors.groups, or look for what slows the learner.",
+        "stepping. If the latter is large, raise actors.groups, or look for what slows the learner.",
         Unit.share,
         (
             (f"{rate('actors_env_seconds_total')} / seedrl_sessions_open", "environments"),
@@ -416,29 +418,29 @@ PANELS = (
     Panel(
         "Round trip",
         ACTORS,
-        "From sending a request to its answer, as actors see it: of all, and of the slowest actor.",
+        "Time from sending a request to its answer, as actors measure it: the mean, and that of the slowest actor.",
         Unit.seconds,
         ((ROUND_TRIP, "mean"), ("seedrl_actor_slowest_round_trip_seconds", "slowest actor")),
     ),
     Panel(
         "Longest silence",
         ACTORS,
-        "Time since the quietest actor was last heard.",
+        "Longest time since the last message of a connected actor.",
         Unit.seconds,
         (("seedrl_actor_longest_silence_seconds", "quietest actor"),),
     ),
     Panel(
         "Traffic",
         ACTORS,
-        "Observations in, by message or shared memory, and actions out.",
+        "Observations received, by message or shared memory, and actions sent.",
         Unit.bytes_per_second,
         ((rate("received_bytes_total"), "in: {transport}"), (rate("sent_bytes_total"), "out")),
     ),
     Panel(
         "Rows dropped",
         SAFETY,
-        "Rows per second that are not trained on. An actor that leaves costs its unfinished unrolls once; a steady "
-        "rate means that actors come and go.",
+        "Rows per second that are not trained on. An actor that leaves loses its unfinished unrolls once; a steady "
+        "rate means that actors keep joining and leaving.",
         Unit.per_second,
         ((rate("rows_dropped_total"), "{reason}"),),
         stacked=True,
@@ -446,9 +448,9 @@ PANELS = (
     Panel(
         "Skipped updates, failed checkpoints",
         SAFETY,
-        "So far. Updates are skipped when a gradient is not finite: more than a few, lower algorithm.learning_rate; "
-        "ten in a row end the learner. For checkpoints that could not be written, or were found damaged, look at the "
-        "learner's log and at the disk of the run directory.",
+        "Counts since the run began. An update is skipped when its gradient is not finite: if there are more than a "
+        "few, lower algorithm.learning_rate; ten in a row end the learner. If checkpoints could not be written, or "
+        "were found damaged, look at the learner's log and at the disk of the run directory.",
         Unit.number,
         (
             ("seedrl_skipped_updates_total", "updates skipped"),
@@ -459,7 +461,7 @@ PANELS = (
     Panel(
         "Age of the checkpoint",
         SAFETY,
-        "What a crash would cost now, beside checkpoint.seconds.",
+        "The work that a crash would lose now, and checkpoint.seconds.",
         Unit.seconds,
         (
             ("time() - (seedrl_checkpoint_timestamp_seconds > 0)", "age"),
@@ -469,21 +471,21 @@ PANELS = (
     Panel(
         "Writing checkpoints",
         SAFETY,
-        "Mean time one takes; the learner does not train meanwhile.",
+        "Mean time to write a checkpoint. The learner does not train meanwhile.",
         Unit.seconds,
         (("seedrl_checkpoint_seconds_sum / seedrl_checkpoint_seconds_count", "mean"),),
     ),
     Panel(
         "Memory",
         SAFETY,
-        "Of the learner process, and of the store, which is on the device. It should be flat after the first minutes.",
+        "Memory of the learner process, and of the store on the device. Both should be flat after the first minutes.",
         Unit.bytes,
         (("process_resident_memory_bytes", "process"), ("seedrl_store_bytes", "store")),
     ),
     Panel(
         "Uptime",
         SAFETY,
-        "Of the learner process. Back to zero is a restart.",
+        "Time since the learner process started. A fall to zero is a restart.",
         Unit.seconds,
         (("time() - process_start_time_seconds", "uptime"),),
     ),

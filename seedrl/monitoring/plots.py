@@ -1,6 +1,6 @@
-"""Draws learning curves: one run by itself, or groups of seeds against each other. Does not read or judge runs.
+"""Draws learning curves: of one run, or of groups of seeds side by side. Does not read or judge runs.
 
-Readable without colours: lines differ by dash as well.
+The plots are readable without colours, because lines differ by dash as well.
 """
 
 import math
@@ -27,7 +27,7 @@ UNITS = (("seconds", 1.0), ("minutes", 60.0), ("hours", 3600.0))
 
 
 def draw_comparison(groups: Sequence[Group], out: Path) -> None:
-    """Return by steps and by time, a row for each environment, a line for each group."""
+    """Draw the return over steps and over time, with a row for each environment and a line for each group."""
     rows = [[group for group in groups if group.env == env] for env in dict.fromkeys(group.env for group in groups)]
     legends = [_legend_shape([group.short_label for group in row]) for row in rows]
     width, height = PANEL_INCHES
@@ -40,7 +40,7 @@ def draw_comparison(groups: Sequence[Group], out: Path) -> None:
 
 
 def draw_curve(run_dir: Path) -> Path | None:
-    """Draws a run into its own directory and says where; None without matplotlib, an episode or a place to write."""
+    """Draw a run into its own directory and return the path; None without matplotlib, episodes or space on the disk."""
     try:
         curve = read_curve(run_dir)
         if not curve.returns.size:
@@ -51,7 +51,7 @@ def draw_curve(run_dir: Path) -> Path | None:
             _label(axes, words)
         figure.suptitle(_literal(f"{curve.env}, seed {curve.seed}: {curve.score:,.2f}"), fontsize=10)
         _save(figure, run_dir / CURVE)
-    except Exception:  # whatever matplotlib and its settings come up with; a run does not fail for a picture
+    except Exception:  # matplotlib and its settings may raise anything; a run does not fail because of a picture
         return None
     return run_dir / CURVE
 
@@ -68,7 +68,7 @@ def _compare(figure: Any, groups: Sequence[Group], legend_columns: int) -> None:
 
 
 def _line(axes: Any, xs: Sequence[np.ndarray], group: Group, style: dict[str, str]) -> None:
-    """The run itself if it is the only one; otherwise the interquartile mean of all with its 95 % interval."""
+    """Draw the run itself if it is the only one; otherwise the interquartile mean of all with its 95 % interval."""
     label = _literal(textwrap.fill(group.short_label, LEGEND_CHARACTERS))
     if len(group.curves) == 1:
         curve = group.curves[0]
@@ -81,16 +81,16 @@ def _line(axes: Any, xs: Sequence[np.ndarray], group: Group, style: dict[str, st
 
 
 def on_common_grid(xs: Sequence[np.ndarray], returns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Points from the first to the last of any run, and [runs, points] returns there.
+    """Return points from the first to the last of any run, and the [runs, points] returns there.
 
-    Before its first point a run has that point's return, after its end its last: most end because they are solved.
+    Before its first point a run has that point's return, and after its end its last: most end when they are solved.
     """
     grid = np.linspace(min(each[0] for each in xs), max(each[-1] for each in xs), POINTS)
     return grid, np.array([np.interp(grid, x, y) for x, y in zip(xs, returns, strict=True)])
 
 
 def _panels(figure: Any, curves: Sequence[Curve]) -> list[tuple[Any, Any, str]]:
-    """Axes, what gives a curve's x, and the words for it: steps on the left, time on the right."""
+    """Return the axes, the function for a curve's x and its label: steps on the left, time on the right."""
     left, right = figure.subplots(1, 2, sharey=True)
     left.set_ylabel("mean return of 100 episodes")
     unit, size = _unit(max(curve.seconds[-1] for curve in curves))
@@ -101,7 +101,7 @@ def _panels(figure: Any, curves: Sequence[Curve]) -> list[tuple[Any, Any, str]]:
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """The largest of which there are three or more."""
+    """Return the largest unit of which there are three or more."""
     return next((unit for unit in reversed(UNITS) if seconds >= 3 * unit[1]), UNITS[0])
 
 
@@ -120,7 +120,7 @@ def _label(axes: Any, x: str) -> None:
 
 
 def _legend_shape(labels: Sequence[str]) -> tuple[int, int]:
-    """Columns and lines of the legend below a row; no lines where there is nothing to tell apart."""
+    """Return the columns and lines of the legend below a row; no lines if there is only one group."""
     if len(labels) == 1:
         return 1, 0
     longest = max(len(label) for label in labels) + 10  # the line itself takes room, too
@@ -138,7 +138,7 @@ def _literal(text: str) -> str:
 
 
 def _figure(width: float, height: float) -> Any:
-    """Without pyplot: no windows and no state."""
+    """Create a figure without pyplot, so without windows and global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""docs/metrics.md, made from the declarations: `python -m seedrl.monitoring.reference > docs/metrics.md`."""
+"""Generates docs/metrics.md from the declarations: `python -m seedrl.monitoring.reference > docs/metrics.md`."""
 
 from seedrl.metrics import (
     MOST_REPORTED,
@@ -19,12 +19,13 @@ TITLES = {
 }
 HEAD = """# Metrics
 
-Made from `seedrl/metrics.py` by `make reference`; do not edit.
+Generated from `seedrl/metrics.py` by `make reference`; do not edit.
 
-A learner serves these at `http://127.0.0.1:9464/metrics` (`metrics=HOST:PORT`), beside what the system knows of its
-process (`process_*`). An actor serves its own only if asked to (`seedrl actor … metrics=auto`): what actors measure
-reaches the learner through the stream. Counters go on after a resume. Labels have the values given here and no others,
-so the number of series does not grow with actors or environments.
+A learner serves these at `http://127.0.0.1:9464/metrics` (`metrics=HOST:PORT`), together with what the system knows of
+its process (`process_*`). An actor serves its own only on request (`seedrl actor … metrics=auto`): what actors measure
+reaches the learner through the stream. Counters continue after a resume. Labels have the values given here and no
+others, except for the values that the algorithm reports, which are bounded; so the number of series does not grow with
+actors or environments.
 """
 
 

@@ -1,7 +1,7 @@
-"""What happened lately: rates, shares and means, from counters read at two times. Knows nothing of who wants to know.
+"""Rates, shares and means over the last seconds, from counters read at two times. Knows nothing of who reads them.
 
 A *cycle* is what a group of environments goes through again and again: it steps (env), its request travels (network),
-waits because the store is full (hold) or for more rows (fill), and waits for and goes through a batch (inference).
+waits because the learner is behind (hold) or for more rows (fill), and waits for and goes through a batch (inference).
 """
 
 import time
@@ -29,7 +29,7 @@ Totals = dict[str, float]
 
 
 class Sampler:
-    """Owned by the main thread."""
+    """Reads the counters and makes rows of them. Owned by the main thread."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Sampler:
         clock: Callable[[], float] = time.monotonic,
         progress: Callable[[], Progress | None] = lambda: None,
     ) -> None:
-        """`progress` is that of all ranks, for the one that shows it: steps, episodes and returns are theirs then."""
+        """`progress` is that of all ranks, if this one shows it; then steps, episodes and returns come from there."""
         self._config = config
         self._progress = progress
         self._serving = serving
@@ -51,7 +51,7 @@ class Sampler:
         self._began = clock() - seconds_before
 
     def totals(self) -> Totals:
-        """Every counter as it stands; labels and parts of histograms as name/part."""
+        """Return the present value of every counter; labels and parts of histograms are named name/part."""
         totals = {"time": self._clock() - self._began, **_flat(self._serving), **_flat(self._learning)}
         progress = self._progress()
         if progress is not None:
@@ -59,7 +59,7 @@ class Sampler:
         return totals
 
     def row(self, before: Totals, now: Totals) -> Row:
-        """Where the run stands, and what has happened in between."""
+        """Return the progress of the run, and what has happened between two totals."""
         serving, learning, progress = self._serving, self._learning, self._progress()
         change = {name: value - before.get(name, 0.0) for name, value in now.items()}
         seconds, requests = change["time"], change["act_latency_seconds/count"]
@@ -99,9 +99,9 @@ class Sampler:
         }
 
     def _cycle(self, change: Totals, latency: float, round_trip: float) -> dict[str, float]:
-        """Shares of a group's cycle. What it takes in all follows from Little's law: groups = rate × cycle."""
+        """Return the shares of a group's cycle. Its length follows from Little's law: groups = rate × cycle."""
         requests = change["act_latency_seconds/count"]
-        if not requests:  # nobody was answered: either all are held back, or none has asked
+        if not requests:  # there was no answer: either all requests are held back, or there are none
             is_held = change["serving_seconds/hold"] > 0.5 * change["time"]
             return {**dict.fromkeys(CYCLE, 0.0), "hold" if is_held else "env": 1.0}
         hold, fill = (change[f"queue_seconds/{cause}"] / requests for cause in ("hold", "fill"))
@@ -120,7 +120,7 @@ class Sampler:
 
     @property
     def groups(self) -> int:
-        """Requests that can be under way at once."""
+        """Return the number of requests that can be under way at once."""
         return len(self._sessions.open) * (self._config.actors.envs // group_size(self._config))
 
 

@@ -1,6 +1,7 @@
-"""Where a run's measurements go: metrics.jsonl, and TensorBoard and W&B if asked. Does not know what they mean.
+"""The destinations of a run's measurements: metrics.jsonl, and on request TensorBoard and W&B.
 
-Nothing here stops a run: a sink that fails is said once, tried again with the next row, and training goes on.
+Knows nothing of what the measurements mean. Nothing here stops a run: a sink that fails is reported once and tried
+again with the next row, and training continues.
 """
 
 import math
@@ -19,7 +20,7 @@ from seedrl.monitoring.sampler import Row
 from seedrl.monitoring.videos import Videos
 from seedrl.run.directory import RunDirectory, plain, write_atomically
 
-# What TensorBoard and W&B show together. Names with a slash have their group already.
+# The groups that TensorBoard and W&B show together. Names with a slash have their group already.
 TAGS = {
     "return_mean_100": "return/mean_100",
     "episodes": "return/episodes",
@@ -38,9 +39,9 @@ TAGS = {
     "actor_wait_fraction": "speed/actor_wait_fraction",
     "backpressure_fraction": "speed/backpressure_fraction",
 }
-AXES = ("time", "env_steps")  # what the others are shown over
+AXES = ("time", "env_steps")  # the others are plotted over these
 
-# As W&B reads them, unless they are set: no questions and no lines between ours, and nobody waits for a dead server.
+# Variables that W&B reads, set here unless they are set already: no prompts, no output, no long waits for a server.
 WANDB_DEFAULTS = {
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
@@ -51,7 +52,7 @@ WANDB_ID = "wandb_run_id.txt"
 
 
 class Sink(Protocol):
-    """One place measurements go to; may raise anything."""
+    """A destination of measurements. Its methods may raise anything."""
 
     name: str  # as in "… could not be written"
 
@@ -64,9 +65,9 @@ class Sinks:
     """Every sink of a run. Owned by the main thread."""
 
     def __init__(self, run_directory: RunDirectory, config: LearnerConfig, say: Callable[[str], None]) -> None:
-        """Refuses settings that ask for a package that is not installed."""
+        """Raise ConfigError if the settings ask for a package that is not installed."""
         self._say = say
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._sinks: list[Sink] = [MetricsFile(run_directory)]
         if config.report.tensorboard:
             self._sinks.append(TensorBoard(run_directory.path / "tensorboard"))
@@ -74,30 +75,30 @@ class Sinks:
             self._sinks.append(Videos(run_directory.path, config.report.video_seconds))
         if config.report.wandb:
             run = WeightsAndBiases()
-            with self._going_on(run.name):
+            with self._tolerant(run.name):
                 say(f"learner: W&B run in {run.begin(run_directory.path, config)}")
                 self._sinks.append(run)
 
     def write(self, row: Row) -> None:
         row = {"time": time.time(), **row}
         for sink in self._sinks:
-            with self._going_on(sink.name):
+            with self._tolerant(sink.name):
                 sink.write(row)
 
     def close(self, summary: Row) -> None:
         for sink in self._sinks:
-            with self._going_on(sink.name):
+            with self._tolerant(sink.name):
                 sink.close(summary)
 
     @contextmanager
-    def _going_on(self, name: str) -> Iterator[None]:
+    def _tolerant(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._reported:
+                self._reported.add(name)
                 reason = (str(error) or repr(error)).splitlines()[0]
-                self._say(f"learner: {name} could not be written ({reason}); training goes on")
+                self._say(f"learner: {name} could not be written ({reason}); training continues")
 
 
 class MetricsFile:
@@ -112,7 +113,7 @@ class MetricsFile:
         self._run_directory.append_metrics(row)
 
     def close(self, summary: Row) -> None:
-        """Nothing is open between rows, and summary.json is the service's."""
+        """Do nothing: no file is open between rows, and the learner writes summary.json."""
 
 
 class TensorBoard:
@@ -148,7 +149,7 @@ class TensorBoard:
             self._file.close()
 
     def _open(self, row: Row) -> BinaryIO:
-        """A new file, read after those before it. What they hold from its first step on, a crash has undone."""
+        """Open a new file. What earlier files hold from its first step on was undone by a crash and is not shown."""
         self._directory.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
         file = (self._directory / name).open("xb")
@@ -168,7 +169,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of W&B, the same one after a resume. Uploads from a process of its own."""
+    """A run of W&B, which stays the same after a resume. W&B uploads from a process of its own."""
 
     name = "the W&B run"
 
@@ -182,7 +183,7 @@ class WeightsAndBiases:
         self._init: Any = init
 
     def begin(self, directory: Path, config: LearnerConfig) -> str:
-        """Starts or resumes the run; returns where to look at it."""
+        """Start or resume the run; return its address or directory."""
         self._run: Any = self._init(
             project=config.report.wandb,
             name=f"{config.env.id} {directory.name}",
@@ -202,7 +203,7 @@ class WeightsAndBiases:
 
 
 def tagged(row: Row) -> dict[str, float]:
-    """What can be plotted, under grouped names: finite numbers, without the axes."""
+    """Return what can be plotted, under grouped names: finite numbers, without the axes."""
     return {
         TAGS.get(name, name if "/" in name else f"health/{name}"): value
         for name, value in row.items()
@@ -211,7 +212,7 @@ def tagged(row: Row) -> dict[str, float]:
 
 
 def _wandb_id(path: Path) -> str:
-    """The run's id at W&B, made on first use."""
+    """Return the id of the run at W&B, which is created on first use."""
     if not path.exists():
         write_atomically(path, f"{secrets.token_hex(4)}\n")
     return path.read_text().strip()

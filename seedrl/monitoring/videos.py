@@ -1,4 +1,4 @@
-"""Videos while a run goes on: now and then a process of low priority films the newest checkpoint. Waits for nothing."""
+"""Videos during a run: at intervals a process of low priority records the newest checkpoint. Nothing waits for it."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ END_SECONDS = 2.0
 
 
 class Videos:
-    """A sink that keeps no measurements: every row asks it whether a video is due. Owned by the main thread."""
+    """A sink that ignores the measurements: every row is a chance to start a video. Owned by the main thread."""
 
     name = "a video"
 
@@ -36,7 +36,7 @@ class Videos:
         self._process: Process | None = None
 
     def write(self, row: Row) -> None:
-        """Raises if the last video failed, with its last words."""
+        """Start a video if one is due. Raise RuntimeError with the last line of its log if the previous one failed."""
         if self._process is not None:
             if (code := self._process.poll()) is None:
                 return

@@ -1,8 +1,7 @@
-"""A round of agreement: what every rank says, and what follows from it for all of them alike.
+"""A round of agreement: the vote of each rank, and the decision that follows from all votes.
 
-Knows nothing of how it travels. Ranks have rounds all the time, so that none is ever left alone in a collective step:
-there is an update only after all that have actors have said that they have a train batch, and an end only after one has
-asked for it.
+Knows nothing of how votes travel. All ranks compute the decision from the same votes, so it is the same on all of them,
+and no rank ever enters a collective operation that the others do not enter: all of them make an update, or none.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ STATUSES = ("", "done", "interrupted", "failed")  # how a rank wants to end; the
 
 
 class Load(NamedTuple):
-    """Of a rank's endpoint: what actors are shared out by."""
+    """The load of a rank's endpoint, by which actors are assigned to endpoints."""
 
     free: int = 0  # slots
     slots: int = 0
@@ -23,22 +22,23 @@ class Load(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """By one rank, in one round."""
+    """The vote of one rank in one round."""
 
     has_batch: bool = False
-    is_idle: bool = False  # it has no actors, so that there will be no train batch either
+    is_idle: bool = False  # its actors deliver nothing, so that the other ranks should not wait for its train batch
     stop: str = ""  # one of STATUSES
     is_save_due: bool = False
     knows_spaces: bool = False
     progress: Progress = Progress()
     load: Load = Load()
 
-    def row(self) -> list[float]:
+    def to_row(self) -> list[float]:
+        """Return the vote as numbers; every vote has the same number of them."""
         flags = (self.has_batch, self.is_idle, STATUSES.index(self.stop), self.is_save_due, self.knows_spaces)
         return [float(number) for number in (*flags, *self.progress, *self.load)]
 
     @classmethod
-    def of(cls, row: Sequence[float]) -> "Vote":
+    def from_row(cls, row: Sequence[float]) -> "Vote":
         has_batch, is_idle, stop, is_save_due, knows_spaces, *numbers = row
         env_steps, episodes, return_sum, return_count, free, slots, round_trip, is_open = numbers
         return cls(
@@ -53,44 +53,46 @@ class Vote(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """By all ranks: the same everywhere."""
+    """What follows from the votes of all ranks."""
 
-    said: tuple[Vote, ...] = (Vote(),)  # by rank
+    votes: tuple[Vote, ...] = (Vote(),)  # by rank
 
     @property
     def is_update_due(self) -> bool:
-        """Nobody waits for a rank without actors, which takes part with nothing of its own."""
-        anybody_has = any(said.has_batch for said in self.said)
-        return anybody_has and all(said.has_batch or said.is_idle for said in self.said)
+        """Return whether some rank has a train batch and every other rank has one, too, or is idle.
+
+        An idle rank without a train batch takes part with a blank one, which counts for nothing.
+        """
+        return any(vote.has_batch for vote in self.votes) and all(vote.has_batch or vote.is_idle for vote in self.votes)
 
     @property
     def are_all_idle(self) -> bool:
-        return all(said.is_idle for said in self.said)
+        return all(vote.is_idle for vote in self.votes)
 
     @property
     def is_save_due(self) -> bool:
-        """Rank 0 keeps the time."""
-        return self.said[0].is_save_due
+        """Return whether rank 0, which writes the checkpoints, wants to save."""
+        return self.votes[0].is_save_due
 
     @property
     def stopper(self) -> int | None:
-        """The rank that all stop for: one that failed, or the first that wants to."""
-        wishes = [(STATUSES.index(said.stop), -rank) for rank, said in enumerate(self.said) if said.stop]
+        """Return the rank whose reason to stop is that of all: one that failed, or the first that wants to stop."""
+        wishes = [(STATUSES.index(vote.stop), -rank) for rank, vote in enumerate(self.votes) if vote.stop]
         return -max(wishes)[1] if wishes else None
 
     @property
     def first_with_spaces(self) -> int | None:
-        """The first rank that knows the spaces."""
-        return next((rank for rank, said in enumerate(self.said) if said.knows_spaces), None)
+        """Return the first rank that knows the spaces."""
+        return next((rank for rank, vote in enumerate(self.votes) if vote.knows_spaces), None)
 
     @property
     def progress(self) -> Progress:
-        """Of all ranks together."""
+        """Return the progress of all ranks together."""
         env_steps, episodes, return_sum, return_count = (
-            sum(column) for column in zip(*(said.progress for said in self.said), strict=True)
+            sum(column) for column in zip(*(vote.progress for vote in self.votes), strict=True)
         )
         return Progress(int(env_steps), int(episodes), return_sum, int(return_count))
 
     @property
     def loads(self) -> list[Load]:
-        return [said.load for said in self.said]
+        return [vote.load for vote in self.votes]

@@ -36,7 +36,7 @@ class RankAverager:
         self._averages_gradients = sync_every == 1
         self._weight = torch.ones(())  # of this rank in a mean over those that have a train batch
         self._trained = torch.zeros(())  # updates with a train batch since weights were averaged
-        self.model = ranks.averaging(model) if self._averages_gradients else model  # for forward and backward
+        self.model = ranks.data_parallel(model) if self._averages_gradients else model  # for forward and backward
         self._before = _copies(self._buffers())  # when all ranks last had the same
 
     def weigh(self, valid: Callable[[], Tensor]) -> Weigh:
@@ -44,7 +44,7 @@ class RankAverager:
             self._before = _copies(self._buffers())
         count = valid().sum().float()
         has_batch = (count > 0).float()
-        sums = self._ranks.begin_sum(torch.stack((count, has_batch)))  # travels during the forward pass
+        sums = self._ranks.begin_all_reduce_sum(torch.stack((count, has_batch)))  # travels during the forward pass
 
         def weighed(loss: Loss) -> Loss:
             transitions, ranks = sums().clamp(min=1)
@@ -76,7 +76,7 @@ class RankAverager:
             return
         if updates is None or updates % self._sync_every == 0:
             has_trained = (self._trained > 0).float()
-            ranks = self._ranks.begin_sum(has_trained)()
+            ranks = self._ranks.begin_all_reduce_sum(has_trained)()
             if ranks:  # else all have what they had when they last did this
                 self._average_with_buffers(list(self._model.parameters()), has_trained * self._world / ranks)
                 self._before = _copies(self._buffers())
@@ -96,7 +96,7 @@ class RankAverager:
         """Make tensors the mean over all ranks, in place, the first ones weighed."""
         for tensor in tensors:
             tensor.detach().mul_(weight)
-        self._ranks.average([*tensors, *others])
+        self._ranks.all_reduce_mean([*tensors, *others])
 
     def _buffers(self) -> list[Tensor]:
         """Return the buffers whose changes are averaged; whole numbers are counts or indices."""

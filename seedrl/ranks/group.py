@@ -1,10 +1,10 @@
-"""The learner processes that train one model together, and how they talk: by torch.distributed, started by torchrun.
+"""The collective operations of the learner processes, *ranks*, that train one model together.
 
-Knows nothing of what is said or trained. One rank alone has no group and touches nothing of torch.distributed. Nothing
-is pickled: words travel as JSON.
+They are those of torch.distributed, by gloo for the host and NCCL for CUDA, and have its names; torchrun starts the
+ranks. Knows nothing of what is sent or trained. Nothing is pickled: objects travel as JSON.
 
-Whatever is said here is said by *all* ranks, in the same order, in one thread at a time. If another rank is gone, or
-says nothing for `ranks.timeout` seconds, that ends in RankLost.
+Every operation is called by *all* ranks, in the same order, by one thread at a time. If another rank is gone, or does
+not call it for `ranks.timeout` seconds, it raises RankLost.
 """
 
 import json
@@ -20,114 +20,96 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seedrl.errors import RankLost
-from seedrl.run.identity import ALONE, Identity
+from seedrl.run.identity import Identity
 
-Words = TypeVar("Words")  # JSON
-Form = tuple[str, list[int]]  # type and shape of a tensor
+Json = TypeVar("Json")
+Layout = tuple[str, list[int]]  # type and shape of a tensor
 
 
 class Ranks:
-    """This process among those it trains with. Owned by the main thread, and by the learner thread while that runs."""
+    """The group of ranks. Owned by the main thread, and by the learner thread while that runs."""
 
-    def __init__(self, identity: Identity = ALONE) -> None:
+    def __init__(self, identity: Identity) -> None:
         self.identity = identity
 
     @classmethod
     def join(cls, identity: Identity, device: torch.device, timeout: float) -> "Ranks":
-        """Waits for the others; where they meet is told by the environment that torchrun has made."""
-        ranks = cls(identity)
-        if not ranks.is_alone:
-            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            with _lost_if_it_fails():
-                distributed.init_process_group(
-                    backend,
-                    rank=identity.rank,
-                    world_size=identity.world_size,
-                    timeout=timedelta(seconds=timeout),
-                    device_id=torch.device("cuda", device.index or 0) if device.type == "cuda" else None,
-                )
-        return ranks
+        """Wait for the other ranks. The environment variables that torchrun sets contain the address to meet at."""
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        with _lost_if_it_fails():
+            distributed.init_process_group(
+                backend,
+                rank=identity.rank,
+                world_size=identity.world_size,
+                timeout=timedelta(seconds=timeout),
+                device_id=torch.device("cuda", device.index or 0) if device.type == "cuda" else None,
+            )
+        return cls(identity)
 
     def leave(self) -> None:
-        if not self.is_alone and distributed.is_initialized():
+        if distributed.is_initialized():
             distributed.destroy_process_group()
 
-    @property
-    def is_alone(self) -> bool:
-        return self.identity.world_size == 1
+    # Objects and numbers, through the host.
 
-    @property
-    def is_first(self) -> bool:
-        return self.identity.is_first
-
-    # Words, through the host.
-
-    def share(self, words: Words, source: int = 0) -> Words:
-        """What one rank says, to all; what the others would say is ignored."""
-        if self.is_alone:
-            return words
+    def broadcast_object(self, value: Json, source: int = 0) -> Json:
+        """Return the value that rank `source` has; the values of the other ranks are ignored."""
         is_source = self.identity.rank == source
-        encoded = _encoded(words) if is_source else torch.empty(0, dtype=torch.uint8)
+        encoded = _encoded(value) if is_source else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([len(encoded)])
-        self.spread([size], source)
+        self.broadcast([size], source)
         encoded = encoded if is_source else torch.empty(int(size), dtype=torch.uint8)
-        self.spread([encoded], source)
-        return words if is_source else _decoded(encoded)
+        self.broadcast([encoded], source)
+        return value if is_source else _decoded(encoded)
 
-    def gather(self, words: Words) -> list[Words]:
-        """What each of them says, by rank."""
-        if self.is_alone:
-            return [words]
-        encoded = _encoded(words)
-        sizes = [int(size) for (size,) in self.gather_rows([len(encoded)])]
+    def all_gather_object(self, value: Json) -> list[Json]:
+        """Return the values of all ranks, by rank."""
+        encoded = _encoded(value)
+        sizes = [int(size) for (size,) in self.all_gather_numbers([len(encoded)])]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(encoded)] = encoded
-        return [_decoded(said[:size]) for said, size in zip(self._gathered(padded), sizes, strict=True)]
+        return [_decoded(each[:size]) for each, size in zip(self._all_gather(padded), sizes, strict=True)]
 
-    def gather_rows(self, row: Sequence[float]) -> list[list[float]]:
-        """A few numbers of each rank, of the same length everywhere. Whole ones are exact up to 2**53."""
-        if self.is_alone:
-            return [list(row)]
-        return [said.tolist() for said in self._gathered(torch.tensor(row, dtype=torch.float64))]
+    def all_gather_numbers(self, row: Sequence[float]) -> list[list[float]]:
+        """Return the rows of all ranks, which have the same length. Integers are exact up to 2**53."""
+        return [each.tolist() for each in self._all_gather(torch.tensor(row, dtype=torch.float64))]
 
-    def share_tensors(self, tensors: Mapping[str, Tensor], source: int = 0) -> dict[str, Tensor]:
-        """Those of one rank, to all; the others need not know what there is. They arrive on the host."""
-        if self.is_alone:
-            return dict(tensors)
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor], source: int = 0) -> dict[str, Tensor]:
+        """Return the tensors of rank `source`, on the host; the other ranks need not know what there is."""
         host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        layout = self.share({name: _form(tensor) for name, tensor in host.items()}, source)
+        layouts = self.broadcast_object({name: _layout(tensor) for name, tensor in host.items()}, source)
         if self.identity.rank != source:
-            host = {name: _empty(form) for name, form in layout.items()}
-        self.spread((host[name] for name in layout), source)
+            host = {name: _empty(layout) for name, layout in layouts.items()}
+        self.broadcast((host[name] for name in layouts), source)
         return host
 
-    def _gathered(self, own: Tensor) -> list[Tensor]:
-        said = [torch.empty_like(own) for _ in range(self.identity.world_size)]
+    def _all_gather(self, own: Tensor) -> list[Tensor]:
+        gathered = [torch.empty_like(own) for _ in range(self.identity.world_size)]
         with _lost_if_it_fails():
-            distributed.all_gather(said, own)
-        return said
+            distributed.all_gather(gathered, own)
+        return gathered
 
-    # Tensors, where they are.
+    # Tensors, on their devices. Those of one type and device travel in one message.
 
-    def spread(self, tensors: Iterable[Tensor], source: int = 0) -> None:
-        """Makes every tensor, in place, what it is at one rank; those of one type travel in one piece."""
-        for alike in _alike(() if self.is_alone else tensors):
-            piece = _joined(alike)
+    def broadcast(self, tensors: Iterable[Tensor], source: int = 0) -> None:
+        """Replace every tensor, in place, by that of rank `source`."""
+        for alike in _alike(tensors):
+            message = _concatenated(alike)
             with _lost_if_it_fails():
-                distributed.broadcast(piece.view(torch.uint8) if piece.dtype is torch.bool else piece, source)
+                distributed.broadcast(message.view(torch.uint8), source)  # gloo and NCCL lack some types
             if self.identity.rank != source:
-                _split(piece, alike)
+                _split(message, alike)
 
-    def average(self, tensors: Iterable[Tensor]) -> None:
-        """Makes every tensor, in place, the mean over all ranks; those of one type travel in one piece."""
-        for alike in _alike(() if self.is_alone else tensors):
-            piece = _joined(alike)
+    def all_reduce_mean(self, tensors: Iterable[Tensor]) -> None:
+        """Replace every tensor, in place, by the mean over all ranks."""
+        for alike in _alike(tensors):
+            message = _concatenated(alike)
             with _lost_if_it_fails():
-                distributed.all_reduce(piece)
-            _split(piece.div_(self.identity.world_size), alike)
+                distributed.all_reduce(message)
+            _split(message.div_(self.identity.world_size), alike)
 
-    def begin_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """The sum over all ranks of a tensor, which is on its way meanwhile; the function returned waits for it."""
+    def begin_all_reduce_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begin to sum a tensor over all ranks; return a function that waits for the sum."""
         total = tensor.clone()
         with _lost_if_it_fails():
             work = distributed.all_reduce(total, async_op=True)
@@ -139,21 +121,21 @@ class Ranks:
 
         return finish
 
-    def averaging(self, model: nn.Module) -> nn.Module:
-        """A model like this one whose backward pass averages gradients over all ranks, while it goes on.
+    def data_parallel(self, model: nn.Module) -> nn.Module:
+        """Return the model with a backward pass that averages gradients over all ranks while it runs.
 
-        `static_graph`: parameters without a gradient are found in the first pass, and always have to be the same.
-        Buffers are not its business.
+        `static_graph`: parameters without a gradient are found in the first pass, and must be the same in all others.
+        Buffers are left alone.
         """
         with _lost_if_it_fails(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # the name of an argument changes, in versions to come
+            warnings.simplefilter("ignore", FutureWarning)  # an argument is renamed in later versions
             return DistributedDataParallel(
                 model, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=True
             )
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """Around a backward pass: a rank lost in it is told from any other error."""
+        """Surround a backward pass, and raise RankLost if it fails because of another rank."""
         try:
             yield
         except RuntimeError as error:
@@ -163,21 +145,20 @@ class Ranks:
 
 
 def _alike(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Those that can travel in one piece: of one type, and in one place."""
+    """Group tensors that can travel in one message: of one type, on one device."""
     found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         found.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
     return found.values()
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
-    """A copy, in one piece."""
+def _concatenated(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def _split(piece: Tensor, tensors: list[Tensor]) -> None:
-    """What `_joined` has joined, back in place."""
-    for tensor, part in zip(tensors, piece.split([tensor.numel() for tensor in tensors]), strict=True):
+def _split(message: Tensor, tensors: list[Tensor]) -> None:
+    """Copy the parts of a message to the tensors that it was concatenated from."""
+    for tensor, part in zip(tensors, message.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))
 
 
@@ -190,9 +171,9 @@ def _lost_if_it_fails() -> Iterator[None]:
 
 
 def _lost(error: RuntimeError) -> RankLost:
-    said = str(error).strip().splitlines()[0]
-    words = re.sub(r"^\[\S+\] ", "", said).partition(". ")[0]  # without the place in C++ and without advice
-    return RankLost(f"another rank is gone or has said nothing for ranks.timeout seconds ({words})")
+    line = str(error).strip().splitlines()[0]
+    words = re.sub(r"^\[\S+\] ", "", line).partition(". ")[0]  # without the place in C++ and without advice
+    return RankLost(f"another rank is gone or has not answered for ranks.timeout seconds ({words})")
 
 
 def _is_of_transport(error: RuntimeError) -> bool:
@@ -200,19 +181,19 @@ def _is_of_transport(error: RuntimeError) -> bool:
     return isinstance(error, distributed.DistError) or is_named
 
 
-def _form(tensor: Tensor) -> Form:
+def _layout(tensor: Tensor) -> Layout:
     return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
 
 
-def _empty(form: Form) -> Tensor:
-    dtype, shape = form
+def _empty(layout: Layout) -> Tensor:
+    dtype, shape = layout
     return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
-def _encoded(words: object) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
+def _encoded(value: object) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def _decoded(encoded: Tensor) -> Words:  # type: ignore[type-var]
-    words: Words = json.loads(bytes(encoded.tolist()))
-    return words
+def _decoded(encoded: Tensor) -> Json:  # type: ignore[type-var]
+    value: Json = json.loads(bytes(encoded.tolist()))
+    return value

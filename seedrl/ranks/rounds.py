@@ -1,6 +1,6 @@
-"""Rounds of agreement among several ranks: what this rank votes, and what it does about the decision.
+"""Rounds of agreement among several ranks, from the view of one of them. Knows nothing of training.
 
-Knows nothing of training. Ranks have rounds all the time, so that none is ever left alone in a collective step.
+Ranks have a round at least every `POLL_SECONDS` while they wait for train batches, so none waits for another for long.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class VotingRounds:
     ) -> None:
         """`on_loads` is called in every round with the loads of all ranks."""
         self._ranks = ranks
-        self._stop = stop
+        self.stop = stop
         self._goal = goal
         self._own_vote = own_vote
         self._on_loads = on_loads
@@ -41,7 +41,7 @@ class VotingRounds:
 
     @property
     def patience(self) -> float:
-        """A rank without actors does not wait for a train batch, unless all ranks are without."""
+        """An idle rank does not wait for a train batch, so that the others need not wait for its vote."""
         return 0.0 if self._own_vote().is_idle and not self.decision.are_all_idle else POLL_SECONDS
 
     @property
@@ -50,19 +50,20 @@ class VotingRounds:
 
     def agree(self, has_batch: bool = False) -> bool:
         """Have a round; return whether all ranks continue. They stop in the same round, for the same reason."""
-        stop = self._stop.status if self._stop.is_set() else ""
+        stop = self.stop.status if self.stop.is_set() else ""
         vote = self._own_vote()._replace(has_batch=has_batch, stop=stop)
-        self.decision = decision = Decision(tuple(map(Vote.of, self._ranks.gather_rows(vote.row()))))
+        rows = self._ranks.all_gather_numbers(vote.to_row())
+        self.decision = decision = Decision(tuple(map(Vote.from_row, rows)))
         self._on_loads(decision.loads)
         if decision.stopper is not None:
             self._stop_for(decision.stopper)
         return decision.stopper is None
 
     def stop_if_done(self) -> bool:
-        """All ranks look at the same numbers, so all of them see the end after the same round."""
-        return self._stop.ask_if_done(reached_goal(self._goal, self.progress))
+        """All ranks compare the same progress with the goal, so all of them reach it in the same round."""
+        return self.stop.ask_if_done(reached_goal(self._goal, self.progress))
 
     def _stop_for(self, rank: int) -> None:
-        status, reason = self._ranks.share([self._stop.status, self._stop.reason], source=rank)
+        status, reason = self._ranks.broadcast_object([self.stop.status, self.stop.reason], source=rank)
         if rank != self._ranks.identity.rank:
-            self._stop.obey(status, f"rank {rank}: {reason}")
+            self.stop.obey(status, f"rank {rank}: {reason}")

@@ -1,14 +1,14 @@
 """Training apart from serving: rank 0 records unrolls and sends train batches, rank 1 trains and sends weights back.
 
-Both do their parts in the same order, device to device, one batch at a time: the next one waits in the store until the
-weights of the last are served, so back-pressure and policy lag are those of one process. Knows nothing of streams.
+Both take their steps in the same order, device to device, one train batch at a time: the next one waits in the store
+until the weights of the last are served, so back-pressure and policy lag are those of one process. Knows no streams.
 
     rank 0, RemoteLearner           rank 1, MirroredLearner with Inbox and Outbox
     train     sends a batch    →    trains on it
-              shows numbers    ←    what it has counted
-    publish   serves weights   ←    weights
-                               →    a confirmation that they are served: by that rank 1 measures the publish lag
-    tensors   writes them      ←    weights, optimiser and algorithm, for a checkpoint
+              shows counters   ←    sends its counters
+    publish   serves weights   ←    sends weights
+              confirms that    →    measures the publish lag
+    tensors   writes them      ←    sends weights, optimiser and algorithm for a checkpoint
 """
 
 from typing import Any
@@ -33,41 +33,41 @@ HERE = "checkpoint"  # the stage of the learner's time that is spent where check
 
 
 class RemoteLearner:
-    """Rank 0's stand-in for a learner that is elsewhere. Owned by the learner thread."""
+    """The learner as rank 0 sees it, which is on rank 1. Owned by the learner thread."""
 
     def __init__(self, ranks: Ranks, model: nn.Module, metrics: LearningMetrics) -> None:
-        self.model = model  # what was published last
+        self.model = model  # with the weights that were published last
         self.skipped_in_a_row = 0
         self._ranks = ranks
         self._metrics = metrics
         self._has_sent = False
 
     def train(self, unrolls: Unrolls) -> None:
-        """Have rank 1 train on a train batch."""
+        """Let rank 1 train on a train batch."""
         tensors = _tensors(unrolls)
-        if not self._has_sent:  # all batches have the form of the first
-            self._ranks.share([_form(tensor) for tensor in tensors], SERVING)
+        if not self._has_sent:  # all batches have the layout of the first
+            self._ranks.broadcast_object([_layout(tensor) for tensor in tensors], SERVING)
             self._has_sent = True
-        self._ranks.spread(tensors, SERVING)
-        self._mirror(self._ranks.share({}, TRAINING))
+        self._ranks.broadcast(tensors, SERVING)
+        self._mirror(self._ranks.broadcast_object({}, TRAINING))
 
     def assist(self, blank: Unrolls) -> None:
-        raise AssertionError("the rank that serves has a train batch in every update")
+        raise AssertionError("rank 0 has a train batch in every update")
 
     def publish(self, policy: Publisher) -> None:
         """Serve the weights that rank 1 has now."""
-        self._ranks.spread(self.model.state_dict().values(), TRAINING)
+        self._ranks.broadcast(self.model.state_dict().values(), TRAINING)
         policy.publish(self.model, self._metrics.updates)
-        self._ranks.spread([torch.zeros(1)], SERVING)
+        self._ranks.broadcast([torch.zeros(1)], SERVING)
 
     def tensors(self) -> Tensors:
-        return self._ranks.share_tensors({}, TRAINING)
+        return self._ranks.broadcast_tensors({}, TRAINING)
 
     def load(self, tensors: Tensors) -> None:
         """Rank 1 loads them itself."""
 
     def sync(self) -> None:
-        """There is one learner."""
+        """Do nothing: there is one learner."""
 
     @property
     def has_diverged(self) -> bool:
@@ -83,7 +83,7 @@ class RemoteLearner:
 
 
 class MirroredLearner:
-    """Rank 1's learner: after every train batch it sends what it has counted, for rank 0 to show."""
+    """Rank 1's learner, which sends its counters after every train batch. Owned by the main thread of rank 1."""
 
     def __init__(self, ranks: Ranks, learner: Learner, metrics: LearningMetrics) -> None:
         self._ranks = ranks
@@ -105,63 +105,63 @@ class MirroredLearner:
         seconds = {stage: value for stage, value in totals["learner_seconds"].items() if stage != HERE}
         counted = {
             "counted": {**{name: totals[name] for name in COUNTED}, "learner_seconds": seconds},
-            "algorithm": self._metrics.algorithm,
+            "algorithm": dict(self._metrics.algorithm),
             "shown": {name: getattr(self._metrics, name) for name in SHOWN},
             "skipped_in_a_row": self.skipped_in_a_row,
         }
-        self._ranks.share(counted, TRAINING)
+        self._ranks.broadcast_object(counted, TRAINING)
 
 
 class Inbox:
-    """Where a learner at rank 1 takes its train batches from."""
+    """The source of train batches on rank 1. Owned by the main thread of rank 1."""
 
     def __init__(self, ranks: Ranks, spec: EnvSpec, device: torch.device) -> None:
         self._ranks = ranks
         self._spec = spec
         self._device = device
-        self._forms: list[list[Any]] = []  # of the tensors of a batch
+        self._layouts: list[list[Any]] = []  # types and shapes of the tensors of a batch
 
     def wait_for(self, count: int, timeout: float) -> bool:
-        """Rank 0 knows, and votes for an update in a round of agreement."""
+        """Return true: whether there is an update depends on the vote of rank 0."""
         return True
 
     def take(self, count: int, timeout: float) -> Unrolls:
-        self._forms = self._forms or self._ranks.share(self._forms, SERVING)
+        self._layouts = self._layouts or self._ranks.broadcast_object(self._layouts, SERVING)
         tensors = [
             torch.empty(shape, dtype=getattr(torch, dtype), device="cpu" if is_on_host else self._device)
-            for dtype, shape, is_on_host in self._forms
+            for dtype, shape, is_on_host in self._layouts
         ]
-        self._ranks.spread(tensors, SERVING)
+        self._ranks.broadcast(tensors, SERVING)
         return _unrolls(self._spec, tensors)
 
     def blank(self, count: int) -> Unrolls:
-        raise AssertionError("the rank that trains gets a train batch in every update")
+        raise AssertionError("rank 1 receives a train batch in every update")
 
 
 class Outbox:
-    """Where a learner at rank 1 publishes its weights."""
+    """The publisher on rank 1, which sends the weights to rank 0. Owned by the main thread of rank 1."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
     def publish(self, model: nn.Module, version: int) -> None:
         """Return when rank 0 serves them."""
-        self._ranks.spread(model.state_dict().values(), TRAINING)
-        self._ranks.spread([torch.zeros(1)], SERVING)
+        self._ranks.broadcast(model.state_dict().values(), TRAINING)
+        self._ranks.broadcast([torch.zeros(1)], SERVING)
 
 
-def _form(tensor: Tensor) -> list[Any]:
+def _layout(tensor: Tensor) -> list[Any]:
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type == "cpu"]
 
 
 def _tensors(unrolls: Unrolls) -> list[Tensor]:
-    """Return what travels: every tensor, and what the host knows as further ones."""
+    """Return every tensor of a train batch, and its arrays on the host as further ones."""
     host = (unrolls.policy_version, *unrolls.ticket)
     return [*unrolls.tensors(), *map(torch.from_numpy, host)]
 
 
 def _unrolls(spec: EnvSpec, tensors: list[Tensor]) -> Unrolls:
-    """Return what `_tensors` has taken apart."""
+    """Return the train batch that has these tensors; the inverse of `_tensors`."""
     *on_device, version, entry, generation = tensors
     ticket = Ticket(entry.numpy(), generation.numpy())
     return Unrolls.of_tensors(spec.observation, on_device, version.numpy(), ticket)

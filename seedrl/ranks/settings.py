@@ -1,6 +1,6 @@
-"""The settings of one rank: where it serves, writes and speaks, so that several of them are in nobody's way.
+"""The settings, the run directory and the seed of one rank of several, so that ranks do not get in each other's way.
 
-A *shard* is a rank, its endpoint and the actors there. Knows nothing of how ranks talk to each other.
+Knows nothing of how ranks communicate.
 """
 
 from collections.abc import Callable
@@ -18,20 +18,20 @@ from seedrl.sizes import available_cores
 from seedrl.wire.address import address_of_rank
 
 
-def shard_of(config: LearnerConfig, identity: Identity) -> LearnerConfig:
-    """What this rank makes of the settings of all. Raises ConfigError if there are not as many ranks as those say."""
+def settings_of_rank(config: LearnerConfig, identity: Identity) -> LearnerConfig:
+    """Return the settings of this rank. Raises ConfigError if `ranks.count` is not the number of ranks started."""
     require(
         config.ranks.count == identity.world_size,
         f"ranks.count={config.ranks.count}, and {identity.world_size} were started; launch=torchrun starts them, and "
         f"so does torchrun --nproc-per-node={config.ranks.count} -m seedrl learner ranks.count={config.ranks.count} …",
     )
     cores = available_cores() // identity.local_world_size
-    shard = replace(config, threads=config.threads or max(1, cores // 2))
-    return shard if identity.is_first else _further(shard, identity.local_rank)
+    settings = replace(config, threads=config.threads or max(1, cores // 2))
+    return settings if identity.is_first else _further(settings, identity.local_rank)
 
 
 def _further(config: LearnerConfig, local_rank: int) -> LearnerConfig:
-    """Rank 0 writes and shows what a run has once. Ranks of one machine have ports in a row."""
+    """Return the settings of a rank other than 0: it has its own ports, and neither terminal nor reports."""
     return replace(
         config,
         listen=address_of_rank(config.listen, local_rank),
@@ -42,8 +42,10 @@ def _further(config: LearnerConfig, local_rank: int) -> LearnerConfig:
     )
 
 
-def directory_of(config: LearnerConfig, rank: int, share: Callable[[Any], Any]) -> tuple[RunDirectory, LearnerConfig]:
-    """Prepare and claim the directory of this rank. Rank 0 has that of the run; the others write below it.
+def directory_of(
+    config: LearnerConfig, rank: int, broadcast_object: Callable[[Any], Any]
+) -> tuple[RunDirectory, LearnerConfig]:
+    """Prepare and claim the directory of this rank: that of the run for rank 0, one below it for each of the others.
 
     Rank 0 sends them its path and the number of processes before this one. On another machine the path may be on
     another file system, so only rank 0's count is sure to survive.
@@ -51,7 +53,7 @@ def directory_of(config: LearnerConfig, rank: int, share: Callable[[Any], Any]) 
     run = RunDirectory.prepare(config) if rank == 0 else None
     if run is not None:
         run.claim(config)
-    path, earlier_processes = share(None if run is None else [str(run.path), run.earlier_processes])
+    path, earlier_processes = broadcast_object(None if run is None else [str(run.path), run.earlier_processes])
     if run is None:
         config = replace(config, run_dir=str(Path(path) / "ranks" / str(rank)))
         run = RunDirectory.prepare(config)

@@ -119,7 +119,8 @@ class LearnerProcess:
             address = self._open()
             if self.checkpoint is None and (spec := self._wait_for_spaces(address)) is not None:
                 self._build(spec)
-            if self.rounds.agree() and not self.rounds.stop_if_done():  # a resumed run may be done already
+            has_spaces = self.training is not None  # else the ranks have agreed to stop
+            if has_spaces and self.rounds.agree() and not self.rounds.stop_if_done():  # a resumed run may be done
                 self._start_threads()
                 self._watch()
         except BaseException as error:
@@ -380,9 +381,10 @@ class RunClock:
 def _peers(config: LearnerConfig, identity: Identity, device: torch.device) -> Peers:
     if identity.world_size == 1:
         return Alone(identity)
+    from seedrl.ranks.group import Ranks
     from seedrl.ranks.peers import RankPeers
 
-    return RankPeers(config, identity, device)
+    return RankPeers(config, Ranks.join(identity, device, config.ranks.timeout))
 
 
 def run_learner(config: LearnerConfig, identity: Identity) -> None:

@@ -58,7 +58,10 @@ class Peers(Protocol):
         ...
 
     def agreed_spec(self, service: InferenceService) -> EnvSpec | None:
-        """Return the spaces, once an actor of any process has announced them in Ready; call it after a round."""
+        """Return the spaces, once an actor of any process has announced them in Ready; call it after a round.
+
+        Return None as well if a process refuses them: then a stop is requested of all.
+        """
         ...
 
     def generator_seed(self, seed: int, earlier_processes: int) -> int:

@@ -1,6 +1,6 @@
 """Rank 1 of `ranks.separate`: it trains on what rank 0 records, and serves no actors. Runs in the main thread.
 
-It takes rank 0's collective steps in rank 0's order (roles/learner.py has the other side): directory, checkpoint,
+It calls the same collective operations as rank 0 (roles/learner.py), in the same order: directory, checkpoint,
 addresses, spaces, and then rounds, each of which may be followed by an update.
 """
 
@@ -32,13 +32,13 @@ from seedrl.validation import check
 
 
 class TrainerProcess:
-    """Owned by the main thread, and the only one."""
+    """Owned by the main thread; there is no other."""
 
     def __init__(self, config: LearnerConfig, identity: Identity) -> None:
         check(config)
         self.device = choose_device(config.device, identity.local_rank)
         self.ranks = Ranks.join(identity, self.device, config.ranks.timeout)
-        self.run_directory, self.config = directory_of(config, identity.rank, self.ranks.share)
+        self.run_directory, self.config = directory_of(config, identity.rank, self.ranks.broadcast_object)
         self.display = ProgressDisplay(self.config, console(self.run_directory.logs / "learner.log"), identity)
         self.stop = Stop()
         self.learning = LearningMetrics()
@@ -52,7 +52,7 @@ class TrainerProcess:
             if self.checkpoint is not None:
                 restore_counters(self.checkpoint.state, ServingMetrics(), self.learning)
                 self._build(spec_of(self.checkpoint))
-            self.ranks.gather("")  # addresses: actors connect to rank 0
+            self.ranks.all_gather_object("")  # addresses; this rank has none, as actors connect to rank 0
             if self.checkpoint is not None or self._wait_for_spaces():
                 self._train()
         except SeedrlError as error:
@@ -69,8 +69,10 @@ class TrainerProcess:
         """Build as soon as rank 0 knows the spaces; return false if asked to stop before."""
         while self.rounds.agree():
             if (source := self.rounds.decision.first_with_spaces) is not None:
-                self._build(decoded_spec(self.ranks.share({}, source=source)))
-                return True
+                spec = decoded_spec(self.ranks.broadcast_object({}, source=source))
+                if self.rounds.agree():  # unless rank 0 refuses them
+                    self._build(spec)
+                    return True
         return False
 
     def _build(self, spec: EnvSpec) -> None:
@@ -100,7 +102,7 @@ class TrainerProcess:
             ),
         )
         if self.checkpoint is None:
-            self.ranks.spread(model.state_dict().values())
+            self.ranks.broadcast(model.state_dict().values())
         else:
             load_weights(model, self.checkpoint)
             self.learner.load(self.checkpoint.tensors)
@@ -116,6 +118,6 @@ class TrainerProcess:
             self._save()
 
     def _save(self) -> None:
-        """Rank 0 writes the checkpoint, and counts for both."""
-        self.ranks.gather(counts_of(ServingMetrics(), LearningMetrics()))
-        self.ranks.share_tensors(self.learner.tensors(), TRAINING)
+        """Send what a checkpoint needs. Rank 0 writes it, and has the counters of both."""
+        self.ranks.all_gather_object(counts_of(ServingMetrics(), LearningMetrics()))
+        self.ranks.broadcast_tensors(self.learner.tensors(), TRAINING)

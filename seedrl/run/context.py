@@ -1,16 +1,16 @@
-"""The run context, context.json: the state of a run, its members, how far it is. Knows no process and no stream.
+"""The run context, context.json: the state of a run, its members and its progress. Knows no process and no stream.
 
-One file with two writers, each of its own part, one at a time under a lock that is held for one change:
+The file has two writers. Each changes its own part, one at a time under a lock that is held for one change:
 
-    the learner      state, addresses, counters, last checkpoint, how many actors it could use; of each member what
-                     streams tell: when it was last seen, whether it streams, its slots, its lives (every two seconds,
-                     and with every change)
-    the supervisor   of each member what processes tell: pid, restarts, last exit code and words (when one starts
-                     or ends); and the state while there is no learner to tell it
+    the learner      the state, addresses, counters, the newest checkpoint and how many actors it could use; of each
+                     member what is known from streams: when it was last seen, whether it streams, its slots and its
+                     incarnation (every two seconds, and with every change)
+    the supervisor   of each member what is known from processes: the pid, restarts, the last exit code and its last
+                     line (when a process starts or ends); and the state while there is no learner to write it
 
-A change reads the newest content, replaces its own part and writes all of it: temporary file, fsync, rename. So whoever
-reads sees one whole revision, whatever was killed meanwhile. It is for people and for `seedrl status`: a run resumes
-from its checkpoints, and starts a new context should this file be lost.
+A change reads the newest content, replaces its own part and writes the whole: temporary file, fsync, rename. So every
+reader sees one whole revision, whatever was killed meanwhile. The file is for people and for `seedrl status`: a run
+resumes from its checkpoints, and starts a new context if this file is lost.
 """
 
 import contextlib
@@ -29,32 +29,32 @@ from seedrl.run.directory import write_atomically
 FILE, LOCK = "context.json", ".context.lock"
 VERSION = 2  # of the format
 LEASE_SECONDS = 10.0
-LOCK_SECONDS = 1.0  # a change takes milliseconds; whoever is stopped in the middle of one must not stop the others
+LOCK_SECONDS = 1.0  # a change takes milliseconds; a process that is stopped in the middle must not stop the others
 LEARNER = "learner"  # the name of that member
 
 
 class State(Enum):
-    """Of the run. Any state may be followed by FAILED, and DONE and FAILED by INIT, when the run is resumed."""
+    """The state of a run. FAILED may follow any state, and INIT follows DONE and FAILED when the run is resumed."""
 
     INIT = "a learner starts, or waits for its first actor"
     READY = "restored and warmed up, actors are served"
-    RUNNING = "it trains"
-    DRAINING = "it has been asked to stop, or is done, and ends in order"
-    DONE = "it ended in order; the reason says why"
-    FAILED = "it ended, and the reason says why"
+    RUNNING = "the learner trains"
+    DRAINING = "the learner was asked to stop, or is done, and ends cleanly"
+    DONE = "the run ended cleanly; the reason says why"
+    FAILED = "the run ended with an error; the reason says which"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of the run, or one that was."""
+    """A process that belongs to the run, or did so before."""
 
     role: str  # learner or actor
     name: str
     pid: int = 0  # 0: not of this machine, or not started by `seedrl run`
     parent: int = 0  # of a learner: the process that started it, which may be torchrun
-    incarnation: int = 0  # its lives in this run: processes of the learner, sessions of an actor
+    incarnation: int = 0  # a number that grows: processes of the learner, sessions of an actor
     seen: float = 0.0  # Unix time of its last sign of life; for people, nothing is decided by it
-    ttl: float = LEASE_SECONDS  # its lease ends so long after that
+    ttl: float = LEASE_SECONDS  # its lease ends this long after it was seen
     streams_to: str = ""  # the member that serves it; empty for none
     slots: int = 0  # that it holds there, or held last
     restarts: int = 0
@@ -70,7 +70,7 @@ class Member:
 
 @dataclass(slots=True)
 class Context:
-    """The content of the file."""
+    """The content of the file. Owned by the thread that has read it."""
 
     state: State = State.INIT
     reason: str = ""
@@ -81,11 +81,11 @@ class Context:
     checkpoint: str = ""  # the newest
     counters: dict[str, int] = field(default_factory=dict)  # env_steps, updates, episodes
     resumed_at: int = 0  # the update that the newest learner began with
-    desired_actors: int = 0  # that a rank could use; 0: nobody has said so yet
+    desired_actors: int = 0  # the number that a rank could use; 0 if it is not known yet
     members: dict[str, Member] = field(default_factory=dict)  # by name
 
     def update(self, name: str, **changes: Any) -> Member:
-        """Replaces some fields of a member, which is made if it is new."""
+        """Replace some fields of a member, which is added if it is new."""
         role = LEARNER if name == LEARNER else "actor"
         member = replace(self.members.get(name) or Member(role, name), **changes)
         self.members[name] = member
@@ -93,13 +93,13 @@ class Context:
 
     @property
     def has_progressed(self) -> bool:
-        """Whether the newest learner has trained at all."""
+        """Return whether the newest learner has trained at all."""
         return self.counters.get("updates", 0) > self.resumed_at
 
     def affected(self, name: str) -> list[Member]:
-        """Whom the death of a member concerns: itself, and everybody who streams to it, from the live graph."""
+        """Return the members that the loss of one concerns: itself, and all that stream to it, directly or not."""
         concerned = [name]
-        for each in concerned:  # which grows meanwhile
+        for each in concerned:  # the list grows meanwhile
             concerned += [
                 member.name
                 for member in self.members.values()
@@ -109,14 +109,14 @@ class Context:
 
 
 class ContextFile:
-    """Of one run directory. Any number of processes may read and change it."""
+    """The context file of a run directory. Any number of processes may read and change it."""
 
     def __init__(self, run_directory: Path) -> None:
         self.path = run_directory / FILE
         self._lock = run_directory / LOCK
 
     def read(self) -> Context:
-        """Raises RunDirectoryError if there is none, or none that can be read."""
+        """Return the content; raise RunDirectoryError if there is no file, or it cannot be read."""
         try:
             return parse(self.path.read_text())
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -130,7 +130,7 @@ class ContextFile:
 
     @contextlib.contextmanager
     def change(self) -> Iterator[Context]:
-        """The newest content, written when the block ends. Raises OSError if it cannot be, in time or at all."""
+        """Yield the newest content and write it when the block ends. Raise OSError if that fails or takes too long."""
         with self._lock.open("w") as lock:
             _acquire(lock.fileno(), LOCK_SECONDS)
             context = self.read_or_new()
@@ -146,22 +146,22 @@ def dump(context: Context) -> str:
 
 
 def parse(text: str) -> Context:
-    """Whatever `dump` gave. Raises ValueError, KeyError or TypeError for anything else."""
+    """Read what `dump` has written. Raise ValueError, KeyError or TypeError for anything else."""
     content = json.loads(text)
     if content.pop("version") != VERSION:
-        raise ValueError(f"it is not of format {VERSION}")
+        raise ValueError(f"it does not have format {VERSION}")
     members = {name: Member(**_known(Member, member)) for name, member in content.pop("members").items()}
     return Context(**{**_known(Context, content), "state": State[content["state"]], "members": members})
 
 
 def _known(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Without fields of a later version."""
+    """Leave out the fields of a later version."""
     names = {each.name for each in fields(kind)}
     return {name: value for name, value in values.items() if name in names}
 
 
 def _acquire(descriptor: int, seconds: float) -> None:
-    """The lock goes with the descriptor, so with a process that dies."""
+    """Take the lock. It is released with the descriptor, so also when the process dies."""
     deadline = time.monotonic() + seconds
     while True:
         try:

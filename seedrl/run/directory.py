@@ -1,15 +1,15 @@
-"""The run directory: what a run leaves behind and what it resumes from. Knows nothing of torch.
+"""The run directory: everything that a run writes and resumes from. Knows nothing of torch.
 
 config.yaml     the settings, complete
 context.json    state, members, counters and addresses, see context.py
 metrics.jsonl   one line of measurements every few seconds, more often in the first minute
 checkpoints/    see checkpoint.py
 logs/           what the actors of `seedrl run` print
-summary.json    written at every orderly end
-tensorboard/, wandb/, wandb_run_id.txt   if asked for, see monitoring/sinks.py
+summary.json    written at every clean end
+tensorboard/, wandb/, wandb_run_id.txt   if the settings ask for them, see monitoring/sinks.py
 curve.png       see monitoring/plots.py
 card.md         the run on one page, see trained/card.py
-policy.pt2, policy.onnx, videos/   by `seedrl export` and `seedrl record`
+policy.pt2, policy.onnx, videos/   written by `seedrl export` and `seedrl record`
 """
 
 import contextlib
@@ -28,17 +28,17 @@ import yaml
 from seedrl.config import LearnerConfig
 from seedrl.errors import RunDirectoryError
 
-# A run may be resumed with other values of everything but these.
+# A run may be resumed with other values of all settings except these.
 PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep")
 
 
 Schema = TypeVar("Schema")
 
-OURS = ("logs", "checkpoints", "context.json")  # what may be there before config.yaml is
+OURS = ("logs", "checkpoints", "context.json")  # may be there before config.yaml is
 
 
 class RunDirectory:
-    """Owned by the main thread."""
+    """A run directory, which one learner at a time may claim. Owned by the main thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,12 +49,12 @@ class RunDirectory:
 
     @classmethod
     def prepare(cls, config: LearnerConfig) -> "RunDirectory":
-        """Creates the directory, or takes up an existing one if its settings fit."""
+        """Create the directory, or use an existing one if its settings fit."""
         run = cls(Path(config.run_dir) if config.run_dir else _fresh(Path("runs") / config.env.id))
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunDirectoryError(f"{run.path} cannot be made: {error.strerror}; give another run_dir") from error
+            raise RunDirectoryError(f"{run.path} cannot be created: {error.strerror}; give another run_dir") from error
         before = run.settings()
         if before is not None:
             differing = _differences(before, plain(config))
@@ -68,7 +68,7 @@ class RunDirectory:
         return run
 
     def claim(self, config: LearnerConfig) -> None:
-        """Keeps other learners out until `release` or the end of the process, and writes down the settings."""
+        """Keep other learners out until `release` or the end of the process, and write the settings."""
         self._lock = (self.path / ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +89,7 @@ class RunDirectory:
         self._lock.close()
 
     def settings(self) -> dict[str, Any] | None:
-        """What config.yaml holds; None if there is none yet."""
+        """Return the content of config.yaml; None if there is none yet."""
         path = self.path / "config.yaml"
         if not path.exists():
             return None
@@ -102,14 +102,14 @@ class RunDirectory:
         return settings
 
     def config(self) -> LearnerConfig:
-        """The settings as a learner has them; those of another version that are not known here are left out."""
+        """Return the settings as a learner has them, without those of another version that are not known here."""
         settings = self.settings()
         if settings is None:
             raise RunDirectoryError(f"{self.path} is no run directory: there is no config.yaml in it")
         return restored(LearnerConfig, settings)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl. A line that a crash or a full disk has cut off ends before it."""
+        """Add a line to metrics.jsonl, after one that a crash or a full disk may have cut off."""
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
@@ -133,7 +133,7 @@ def _is_torn(file: BinaryIO) -> bool:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """A configuration as values YAML and JSON can hold."""
+    """Return a configuration as values that YAML and JSON can hold."""
 
     def simple(value: Any) -> Any:
         if is_dataclass(value) and not isinstance(value, type):
@@ -149,7 +149,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def restored(schema: type[Schema], values: dict[str, Any]) -> Schema:
-    """The configuration that `plain` made these values of."""
+    """Return the configuration that `plain` made these values from."""
     defaults = schema()
     known = [name for name in vars(defaults) if name in values]
     return schema(**{name: _restored(getattr(defaults, name), values[name]) for name in known})
@@ -162,7 +162,7 @@ def _restored(default: Any, value: Any) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """All of it is there afterwards, or the file is what it was."""
+    """Replace a file with this text. If that fails the file is what it was before."""
     temporary = path.with_name(f".{path.name}")
     try:
         with temporary.open("w") as file:
@@ -176,7 +176,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _fresh(parent: Path) -> Path:
-    """A directory of its own, named after the time."""
+    """Create a new directory named after the time."""
     name = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         path = parent / f"{name}{suffix}"
@@ -189,7 +189,7 @@ def _fresh(parent: Path) -> Path:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Settings that belong to the run and differ, as 'key was A, is B'."""
+    """Return the settings that belong to the run and differ, as 'key was A, is B'."""
     names = PART_OF_THE_RUN if not prefix else sorted(before.keys() | now.keys())
     result = []
     for name in names:

@@ -18,7 +18,7 @@ class Identity(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether it writes what a run has once: checkpoints, for example."""
+        """Return whether this process writes what a run has once, such as checkpoints."""
         return self.rank == 0
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ ALONE = Identity("learner")
 
 
 def identity(role: str, environment: Mapping[str, str] = os.environ) -> Identity:
-    """NODE_NAME is what our manifests set; elsewhere a machine's name is its node's."""
+    """Return the identity of this process. Our manifests set NODE_NAME; elsewhere the host's name is the node's."""
     return Identity(
         role,
         rank=int(environment.get("RANK", 0)),

@@ -1,4 +1,7 @@
-"""The learner's part of the run context: its state, its counters, who streams to it. Knows no process but its own."""
+"""The learner's part of the run context: its state, its counters and the actors that stream to it.
+
+Knows no process but its own.
+"""
 
 import contextlib
 import os
@@ -12,13 +15,13 @@ from seedrl.run.stopping import Progress
 from seedrl.serving.sessions import Session, SessionTable
 
 WRITE_SECONDS = 2.0
-GONE_KEPT = 20  # members that have left and that nobody supervises; so the file stays small
+GONE_KEPT = 20  # members that have left and have no supervisor; so the file stays small
 
 
 class Membership:
-    """Written down every two seconds, with every new state and whenever actors come or go. Owned by the main thread.
+    """Writes every two seconds, with every new state and whenever actors join or leave. Owned by the main thread.
 
-    A disk that is full or gone stops no training: what could not be written is written next time.
+    A disk that is full or gone does not stop training: what could not be written is written next time.
     """
 
     def __init__(
@@ -32,7 +35,7 @@ class Membership:
         progress: Callable[[], Progress | None] = lambda: None,
         incarnation: int = 1,
     ) -> None:
-        """`progress` is that of all ranks, if this one writes it down; `incarnation` numbers the run's processes."""
+        """`progress` is that of all ranks, if this one writes it; `incarnation` numbers the processes of the run."""
         self._file = file
         self._sessions = sessions
         self._serving = serving
@@ -50,26 +53,26 @@ class Membership:
         self._lives = {name: (0, member.incarnation) for name, member in members.items()}  # newest session, sessions
 
     def begin(self, address: str, metrics: str) -> None:
-        """A learner can be found there from now on; nobody streams to it yet."""
+        """Write where the learner can be found from now on; no actor streams to it yet."""
         with contextlib.suppress(OSError), self._file.change() as context:
             context.address, context.metrics = address, metrics
             self._write(context)
 
     def enter(self, state: State, reason: str = "") -> None:
-        """The run is in this state from now on."""
+        """Change to a state and write it."""
         if state is not self._state:
             self._state, self._reason = state, reason
             self.tick(is_due=True)
 
     def serve(self, is_training: bool) -> None:
-        """Actors are served, and trained on if there was an update."""
+        """Enter READY because actors are served, and RUNNING if there was an update."""
         if self._state is State.INIT:
             self.enter(State.READY)
         if is_training:
             self.enter(State.RUNNING)
 
     def tick(self, is_due: bool = False) -> None:
-        """Writes it down, if that is due or somebody has come or gone."""
+        """Write the context, if that is due or actors have joined or left."""
         is_other = self._streaming_then != set(self._sessions.open)
         if is_due or is_other or time.monotonic() - self._written >= WRITE_SECONDS:
             with contextlib.suppress(OSError), self._file.change() as context:
@@ -119,5 +122,5 @@ class Membership:
 
 
 def _name_of(session: Session) -> str:
-    """An actor may call itself anything, but there is one learner."""
+    """Return the name of an actor. It may choose any, but that of the learner is taken."""
     return session.name if session.name != LEARNER else f"{LEARNER} (an actor)"

@@ -1,4 +1,4 @@
-"""What people watch while a run goes on, and what it ends with. Knows nothing of how the numbers come about."""
+"""The progress of a run in the terminal, and its closing lines. Knows nothing of how the numbers are measured."""
 
 import re
 import sys
@@ -47,7 +47,7 @@ class ProgressDisplay:
             self._console.print(self._line(row), highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """One of several ranks says which."""
+        """Print a line, which names the rank if there are several."""
         text = re.sub(r"^learner\b", str(self._identity), text)
         if self._config.display is not Display.none:
             self._console.print(text, highlight=False, soft_wrap=True, markup=False)
@@ -94,7 +94,7 @@ def _evaluation(row: Row) -> list[tuple[str, str]]:
 
 
 def console(log: Path | None = None) -> Console:
-    """The terminal, or a log."""
+    """Return the console of the terminal, or of a log file."""
     if log is None:
         return Console(file=sys.stdout)
     log.parent.mkdir(exist_ok=True)
@@ -102,7 +102,7 @@ def console(log: Path | None = None) -> Console:
 
 
 def closing_words(summary: Row, run_dir: str) -> str:
-    """The end of a run, for people."""
+    """Return the closing lines of a run."""
     score = summary["return_mean_100"]
     shown_score = "no episode finished" if score is None else f"{score:.2f} (mean return of the last 100 episodes)"
     evaluated = summary["eval_return_mean_100"]
@@ -117,14 +117,14 @@ def closing_words(summary: Row, run_dir: str) -> str:
         f"learner waited {summary['learner_wait_fraction']:.0%}, {summary['inference_batch_mean']:.0f} rows per batch",
         *timing_tree(summary["seconds_by_stage"]),
         f"  saved in   {run_dir}",
-        f"  go on      seedrl run run_dir={run_dir} … with the same settings and a larger stop.env_steps",
+        f"  resume     seedrl run run_dir={run_dir} … with the same settings and a larger stop.env_steps",
         "  try next   seedrl run env=pong · seedrl run env=catch · seedrl run --help",
     ]
     return "\n".join(lines)
 
 
 def timing_tree(seconds_by_stage: dict[str, dict[str, float]]) -> list[str]:
-    """Where the time of each thread went; the stages are those of metrics and dashboards."""
+    """Return how each thread spent its time; the stages are those of metrics and dashboards."""
     lines = []
     for thread, stages in seconds_by_stage.items():
         total = sum(stages.values()) or 1.0

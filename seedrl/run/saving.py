@@ -70,7 +70,7 @@ class Saver:
         except (OSError, RunDirectoryError) as error:
             self._learning.checkpoints_failed += 1
             self.failure = str(error)
-            self._say(f"learner: the checkpoint could not be written ({error}); the one before is intact")
+            self._say(f"learner: no checkpoint could be written ({error}); the one before is intact")
             return
         self.failure = ""
         self._mark_newest()

@@ -1,4 +1,7 @@
-"""What a checkpoint of a run holds and how it is put back. Knows the parts of the learner; not when to save."""
+"""The content of a run's checkpoint, how it is restored, and which one is loaded.
+
+Knows the parts of the learner, but not the files (checkpoint.py) or when they are written (saving.py).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +41,7 @@ class Resumable:
     spec: EnvSpec
 
     def take(self, seconds: float, counts: Counts) -> Checkpoint:
-        """A snapshot; `seconds` is how long the run has taken so far, `counts` what all ranks have counted."""
+        """Return a snapshot; `seconds` is how long the run has taken, `counts` what all ranks have counted."""
         tensors = {
             **self.learner.tensors(),
             "generator": self.generator.get_state(),
@@ -79,7 +82,7 @@ class Resumable:
 
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:
-    """The spaces a run was trained on."""
+    """Return the spaces that a run was trained on."""
     try:
         return decoded_spec(checkpoint.state["spec"])
     except (KeyError, TypeError, AttributeError) as error:
@@ -96,7 +99,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def chosen_checkpoint(run: Path, which: str, warn: Callable[[str], None]) -> Checkpoint:
-    """A checkpoint of a run: its newest, its best, or the one of this name or directory. Changes nothing there."""
+    """Load a checkpoint of a run: its newest, its best, or the one of this name or directory. Change nothing there."""
     directory = run / "checkpoints"
     if which == NEWEST:
         newest = files.load_newest(directory, warn)
@@ -116,7 +119,7 @@ def chosen_checkpoint(run: Path, which: str, warn: Callable[[str], None]) -> Che
 
 
 def initial_weights(source: str, warn: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint `init_from` names: itself, or the newest of a run directory."""
+    """Load the checkpoint that `init_from` names, or the newest of the run directory that it names."""
     path = Path(source)
     if (path / files.MANIFEST).exists():
         return files.load(path)

@@ -1,4 +1,4 @@
-"""summary.json: a run in a few numbers, at its end. Knows nothing of how they came about."""
+"""summary.json: a run in a few numbers, at its end. Knows nothing of how they are measured."""
 
 import contextlib
 import platform
@@ -16,7 +16,7 @@ from seedrl.run.totals import Counts, restore_counters
 
 
 def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float) -> dict[str, Any]:
-    """`seconds` is what the run has taken, restarts included; `counts` are of all ranks, or of one."""
+    """Return the summary. `seconds` includes earlier processes; `counts` are those of all ranks, or of one."""
     serving, learning = ServingMetrics(), LearningMetrics()
     restore_counters(counts, serving, learning)
     return {
@@ -48,7 +48,7 @@ def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float)
 
 
 def made_with() -> dict[str, str]:
-    """Versions, and the commit of a checkout; empty for none."""
+    """Return the versions, and the commit if this is a checkout."""
     return {
         "seedrl": __version__,
         "commit": _commit(),
@@ -60,7 +60,7 @@ def made_with() -> dict[str, str]:
 
 def _commit() -> str:
     checkout = Path(__file__).parents[1]
-    if not (checkout / ".git").exists():  # installed: the repository around it, if any, is somebody else's
+    if not (checkout / ".git").exists():  # installed: a repository around it is not that of seedrl
         return ""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):

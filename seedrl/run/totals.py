@@ -1,4 +1,4 @@
-"""What a run has counted, over its restarts and over its ranks. Knows nothing of files or of how ranks talk."""
+"""The counters of a run, over its restarts and its ranks. Knows nothing of files or of how ranks communicate."""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -6,20 +6,20 @@ from typing import Any
 
 from seedrl.metrics import LearningMetrics, ServingMetrics, restore_totals, totals_of
 
-EVERYBODYS = ("updates", "skipped_updates")  # counters that are the same on all ranks
+SAME_ON_ALL_RANKS = ("updates", "skipped_updates")  # counters that are not summed
 RETURNS_KEPT = 100  # of the last episodes
 
 Counts = dict[str, Any]  # JSON
 
 
 def score_of(counts: Counts) -> float | None:
-    """The mean return, once it is one of a hundred episodes: a lucky first one is not the best policy."""
+    """Return the mean return once there are a hundred episodes: a lucky first one is not the best policy."""
     returns = counts["returns"]
     return sum(returns) / len(returns) if len(returns) == RETURNS_KEPT else None
 
 
 def counts_of(serving: ServingMetrics, learning: LearningMetrics) -> Counts:
-    """What one rank has counted, as JSON."""
+    """Return the counters of one rank, as JSON."""
     return {
         "serving": totals_of(serving),
         "learning": totals_of(learning),
@@ -29,8 +29,8 @@ def counts_of(serving: ServingMetrics, learning: LearningMetrics) -> Counts:
     }
 
 
-def joined(counts: Sequence[Counts]) -> Counts:
-    """What all ranks together have counted. Updates are everybody's; of the last episodes each rank has its share."""
+def sum_over_ranks(counts: Sequence[Counts]) -> Counts:
+    """Return the counters of all ranks together. Updates are the same on all; each rank has a share of the returns."""
     first = counts[0]
     if len(counts) == 1:
         return first
@@ -38,7 +38,7 @@ def joined(counts: Sequence[Counts]) -> Counts:
         "serving": _sum([each["serving"] for each in counts]),
         "learning": {
             **_sum([each["learning"] for each in counts]),
-            **{name: first["learning"][name] for name in EVERYBODYS},
+            **{name: first["learning"][name] for name in SAME_ON_ALL_RANKS},
         },
         **{name: _newest([each[name] for each in counts]) for name in ("returns", "lengths", "eval_returns")},
     }
@@ -53,7 +53,7 @@ def _sum(parts: Sequence[Any]) -> Any:
 
 
 def _newest(lists: Sequence[list[float]]) -> list[float]:
-    """The newest of each, in turns; oldest first, as they are."""
+    """Return the newest values of all lists, taken in turns; oldest first, as in the lists."""
     turns = zip_longest(*(reversed(each) for each in lists))
     newest = [value for turn in turns for value in turn if value is not None]
     return newest[:RETURNS_KEPT][::-1]
@@ -62,12 +62,12 @@ def _newest(lists: Sequence[list[float]]) -> list[float]:
 def restore_counters(
     counts: Mapping[str, Any], serving: ServingMetrics, learning: LearningMetrics, rank: int = 0
 ) -> None:
-    """Before anything counts: whoever looks sees them go on, and nobody else writes them yet.
+    """Restore the counters of a checkpoint; call it before anything counts.
 
-    Rank 0 carries what all have counted, and the others only what is everybody's: so the sum over ranks goes on.
+    Rank 0 gets the counters of all ranks, the others only those that are the same on all: the sum over ranks continues.
     """
     if rank:
-        restore_totals(learning, {name: counts["learning"][name] for name in EVERYBODYS})
+        restore_totals(learning, {name: counts["learning"][name] for name in SAME_ON_ALL_RANKS})
         return
     restore_totals(serving, counts["serving"])
     restore_totals(learning, counts["learning"])

@@ -1,4 +1,7 @@
-"""README's own simulator in a Python that has nothing but numpy, grpcio and protobuf, and README's wrapper."""
+"""The simulator and the wrapper of docs/environments.md, word for word.
+
+The simulator runs in a Python that has nothing but numpy, grpcio and protobuf.
+"""
 
 import importlib
 import os
@@ -12,13 +15,14 @@ import pytest
 
 from envs_server.pool import make_pool
 from seedrl.specs import ArraySpec
+from tests.documented import ROOT, write_program
 from tests.fakes import make_job
 from tests.integration.processes import Commands, summary_of
 from tests.integration.waiting import free_address
-from tests.readme import ROOT, write_program
 
 pytestmark = pytest.mark.long
 
+ENVIRONMENTS = "docs/environments.md"
 BARE = ("numpy", "grpcio", "protobuf")
 HEAVY = ("torch", "envpool", "gymnasium", "hydra", "omegaconf", "prometheus_client", "rich", "yaml")
 LEARNER = ("env=own", "env.options={length: 5}", "actors.envs=8", "stop.env_steps=4000", "algorithm.batch_size=4")
@@ -26,7 +30,7 @@ LEARNER = ("env=own", "env.options={length: 5}", "actors.envs=8", "stop.env_step
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with these three packages in the versions of constraints.txt, and what they need."""
+    """Make a fresh environment with these three packages in the versions of constraints.txt, and what they need."""
     where = tmp_path_factory.mktemp("bare")
     venv.create(where, with_pip=False)
     pip = [sys.executable, "-m", "pip", "--python", str(where / "bin/python"), "install", "-q"]
@@ -43,8 +47,8 @@ def test_bare_python_has_nothing_heavy(bare_python: Path) -> None:
     assert subprocess.check_output([bare_python, "-c", program], text=True) == "[]\n"
 
 
-def test_own_simulator_of_the_readme_trains_from_a_bare_python(commands: Commands, bare_python: Path) -> None:
-    path = write_program("my_simulator.py", commands.directory)
+def test_documented_simulator_trains_from_a_bare_python(commands: Commands, bare_python: Path) -> None:
+    path = write_program("my_simulator.py", ENVIRONMENTS, commands.directory)
     address = free_address()
     learner = commands.start(
         "learner", *LEARNER, f"listen={address}", "run_dir=run", "display=plain", "metrics=", path=ROOT
@@ -67,10 +71,10 @@ def test_actor_command_without_an_environment_is_told_what_to_do(commands: Comma
     assert "its actors bring the environment, and this one has none; start it from Python as" in run.err
 
 
-def test_wrapper_of_the_readme_changes_what_travels(
+def test_documented_wrapper_changes_what_travels(
     commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_program("my_wrappers.py", tmp_path)
+    write_program("my_wrappers.py", ENVIRONMENTS, tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     job = make_job(2, env_id="mock", wrappers=("my_wrappers:Encoder",))
@@ -84,8 +88,8 @@ def test_wrapper_of_the_readme_changes_what_travels(
     sys.modules.pop("my_wrappers")
 
 
-def test_wrapper_of_the_readme_is_streamed_and_trained_on(commands: Commands) -> None:
-    write_program("my_wrappers.py", commands.directory)
+def test_documented_wrapper_is_streamed_and_trained_on(commands: Commands) -> None:
+    write_program("my_wrappers.py", ENVIRONMENTS, commands.directory)
     run = commands.start(
         *("run", "env=mock", "env.wrappers=[my_wrappers:Encoder]", "env.frame_stack=1", "actors.envs=8"),
         *("algorithm.batch_size=4", "stop.env_steps=800", "run_dir=run", "display=plain", "metrics="),

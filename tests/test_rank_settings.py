@@ -1,13 +1,13 @@
-"""What a rank makes of everybody's settings, and what all have counted together."""
+"""The settings of one rank, and the counters of all ranks together."""
 
 import pytest
 
 from seedrl.config import Display, LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.metrics import LearningMetrics, ServingMetrics, totals_of
-from seedrl.ranks.settings import generator_seed, shard_of
+from seedrl.ranks.settings import generator_seed, settings_of_rank
 from seedrl.run.identity import Identity, identity
-from seedrl.run.totals import RETURNS_KEPT, counts_of, joined, restore_counters, score_of
+from seedrl.run.totals import RETURNS_KEPT, counts_of, restore_counters, score_of, sum_over_ranks
 from seedrl.wire.address import address_of_rank
 
 
@@ -17,33 +17,33 @@ def config_of(ranks: int, **settings: str) -> LearnerConfig:
     return config
 
 
-def test_shard_of_one_rank_is_what_was_set() -> None:
+def test_settings_of_one_rank_are_unchanged() -> None:
     config = config_of(1, listen="unix:/tmp/x", socket="unix:/tmp/y", metrics="auto")
-    shard = shard_of(config, Identity("learner"))
-    assert (shard.listen, shard.socket, shard.metrics) == ("unix:/tmp/x", "unix:/tmp/y", "auto")
-    assert shard.display is config.display
+    settings = settings_of_rank(config, Identity("learner"))
+    assert (settings.listen, settings.socket, settings.metrics) == ("unix:/tmp/x", "unix:/tmp/y", "auto")
+    assert settings.display is config.display
 
 
-def test_shard_of_a_further_rank_has_addresses_of_its_own_and_leaves_the_terminal_to_rank_0() -> None:
+def test_settings_of_a_further_rank_have_addresses_of_its_own_and_leaves_the_terminal_to_rank_0() -> None:
     config = config_of(3, listen="[::1]:500", socket="unix:/tmp/y", metrics="127.0.0.1:9464")
     config.report.wandb = "mine"
-    shard = shard_of(config, Identity("learner", rank=2, world_size=3, local_rank=2))
-    assert (shard.listen, shard.socket, shard.metrics) == ("[::1]:502", "unix:/tmp/y.2", "127.0.0.1:9466")
-    assert shard.display is Display.plain
-    assert shard.report.wandb == ""
+    settings = settings_of_rank(config, Identity("learner", rank=2, world_size=3, local_rank=2))
+    assert (settings.listen, settings.socket, settings.metrics) == ("[::1]:502", "unix:/tmp/y.2", "127.0.0.1:9466")
+    assert settings.display is Display.plain
+    assert settings.report.wandb == ""
     assert config.report.wandb == "mine"
 
 
-def test_shard_shares_the_cores_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_shares_the_cores_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seedrl.ranks.settings.available_cores", lambda: 32)
-    assert shard_of(config_of(8), Identity("learner", 1, 8, local_world_size=4)).threads == 4
-    assert shard_of(config_of(1), Identity("learner")).threads == 16
+    assert settings_of_rank(config_of(8), Identity("learner", 1, 8, local_world_size=4)).threads == 4
+    assert settings_of_rank(config_of(1), Identity("learner")).threads == 16
 
 
 @pytest.mark.parametrize(("count", "world"), [(2, 1), (1, 2), (4, 2)])
-def test_shard_of_another_number_of_ranks_than_there_are_is_refused(count: int, world: int) -> None:
+def test_settings_of_another_number_of_ranks_than_there_are_are_refused(count: int, world: int) -> None:
     with pytest.raises(ConfigError, match=f"ranks.count={count}, and {world} were started.*launch=torchrun"):
-        shard_of(config_of(count), Identity("learner", world_size=world))
+        settings_of_rank(config_of(count), Identity("learner", world_size=world))
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def counted(rank: int) -> tuple[ServingMetrics, LearningMetrics]:
     return serving, learning
 
 
-def test_counts_of_ranks_add_up_but_for_updates_which_are_everybodys() -> None:
-    counts = joined([counts_of(*counted(rank)) for rank in range(3)])
+def test_counts_of_ranks_add_up_but_for_updates_which_are_the_same_on_all() -> None:
+    counts = sum_over_ranks([counts_of(*counted(rank)) for rank in range(3)])
     assert counts["serving"]["env_steps"] == 600
     assert counts["serving"]["rows_dropped"]["session_ended"] == 6
     assert sum(counts["serving"]["batch_rows"]["counts"]) == 3
@@ -95,7 +95,7 @@ def test_counts_of_ranks_add_up_but_for_updates_which_are_everybodys() -> None:
 
 
 def test_counts_of_ranks_hold_the_newest_returns_of_all_alike() -> None:
-    returns = joined([counts_of(*counted(rank)) for rank in range(3)])["returns"]
+    returns = sum_over_ranks([counts_of(*counted(rank)) for rank in range(3)])["returns"]
     assert len(returns) == RETURNS_KEPT
     assert sorted(returns.count(float(rank)) for rank in range(3)) == [33, 33, 34]
     assert score_of({"returns": returns}) == pytest.approx(1.0, abs=0.02)
@@ -103,11 +103,11 @@ def test_counts_of_ranks_hold_the_newest_returns_of_all_alike() -> None:
 
 
 def test_counts_restored_by_rank_0_alone_go_on_in_the_sum_over_any_number_of_ranks() -> None:
-    before = joined([counts_of(*counted(rank)) for rank in range(2)])
+    before = sum_over_ranks([counts_of(*counted(rank)) for rank in range(2)])
     restored = [(ServingMetrics(), LearningMetrics()) for _ in range(3)]
     for rank, (serving, learning) in enumerate(restored):
         restore_counters(before, serving, learning, rank)
         assert (learning.updates, learning.skipped_updates) == (40, 3)
-    assert joined([counts_of(*each) for each in restored]) == before
+    assert sum_over_ranks([counts_of(*each) for each in restored]) == before
     assert restored[1][0] == ServingMetrics()
     assert totals_of(restored[0][0]) == before["serving"]
