@@ -1,4 +1,4 @@
-"""Which process of a job this is, from the variables that torchrun and the other engines set. Knows no torch."""
+"""The place of this process in a job, from the variables that torchrun and other launchers set. Knows no torch."""
 
 import os
 import socket
