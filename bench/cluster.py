@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Of a message."""
+        """Return the rows of a message."""
         return self.envs // self.groups
 
     @property
@@ -65,7 +65,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of the time after the warm-up."""
+    """The results of a simulation, after the warm-up."""
 
     rows_per_second: float
     latency_mean: float  # seconds from a message to its actions
@@ -110,7 +110,7 @@ class Rank:
 
 @dataclass(slots=True)
 class Tally:
-    """What was seen after the warm-up."""
+    """Counts and times since the warm-up."""
 
     rows: int = 0
     latencies: list[float] = field(default_factory=list)
@@ -322,7 +322,7 @@ def simulate(
 
 
 def all_reduce_seconds(ranks: int, size: float, link: Link) -> float:
-    """Of a ring: every rank sends and receives almost twice the size, in 2(n - 1) messages."""
+    """Return the time of a ring: every rank sends and receives almost twice the size, in 2(n - 1) messages."""
     if ranks == 1:
         return 0.0
     return 2 * (ranks - 1) * (size / ranks / link.bandwidth + link.latency)

@@ -98,7 +98,7 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 
 def _orders(total: int, chosen: int) -> Iterator[Sequence[int]]:
-    """Which of all repeats could have been those of the first file."""
+    """Yield which of all repeats could have been those of the first file."""
     if math.comb(total, chosen) <= MAX_ORDERS:
         yield from itertools.combinations(range(total), chosen)
         return

@@ -1,4 +1,4 @@
-"""What `seedrl bench out=FILE` wrote, read back: for comparing, plotting and tables. Measures nothing."""
+"""Reads back what `seedrl bench out=FILE` wrote: for comparing, plotting and tables. Measures nothing."""
 
 import json
 from dataclasses import dataclass

@@ -99,7 +99,7 @@ def measure_race(report: Report, config: BenchConfig) -> None:
 
 
 def _share(run: Watched, alone: Turn) -> float:
-    """Of what envpool alone would give on the cores that the learner process leaves."""
+    """Return the share of what envpool alone would give on the cores that the learner process leaves."""
     cores_left = CORES - run.learner_cpu / run.turn.wall
     return run.turn.rate / (alone.per_cpu * cores_left)
 

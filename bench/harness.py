@@ -1,4 +1,4 @@
-"""How everything here is measured: sides interleaved, CPU time beside wall time, medians and spread over repeats.
+"""Measures everything here in one way: sides interleaved, CPU time beside wall time, medians and spread over repeats.
 
 A machine is never quiet for long. So a headline is a *ratio* of two sides measured in turns within one run, and its
 spread is that of the ratios of neighbouring turns.
@@ -77,7 +77,7 @@ class Ratio:
 
 @dataclass
 class Report:
-    """What a stage found."""
+    """The results of a stage."""
 
     stage: str
     ratios: list[Ratio] = field(default_factory=list)

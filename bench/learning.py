@@ -44,7 +44,7 @@ class Curve:
     returns: list[float]
 
     def after(self, earlier: "Curve") -> "Curve":
-        """The same with what an earlier run took before it."""
+        """Return this outcome with the cost of an earlier run added."""
         return replace(
             self,
             cpu_seconds=self.cpu_seconds + earlier.cpu_seconds,
@@ -78,7 +78,7 @@ def run(config: BenchConfig, runner: Runner = train) -> Report:
 
 
 def known(out: str) -> list[Curve]:
-    """What an earlier measurement left in that file."""
+    """Return what an earlier measurement left in that file."""
     if not out or not Path(out).exists():
         return []
     stages = [stage for stage in read(Path(out)).stages if stage["stage"] == "learning"]
@@ -110,7 +110,7 @@ def settings_of(task: str) -> list[str]:
 
 
 def read_curve(task: str, seed: int, run_dir: Path, cpu_seconds: float) -> Curve:
-    """What a run directory says. The last point is the summary's."""
+    """Return the curve of a run directory. The last point is the summary's."""
     stop = yaml.safe_load((run_dir / "config.yaml").read_text())["stop"]
     target = stop["return_mean_100"]
     if target is None:
@@ -151,7 +151,7 @@ def _row(task: str, runs: Sequence[Curve]) -> dict[str, Any]:
 
 
 def _cpu_of_children() -> float:
-    """Of all that ended so far, and of theirs."""
+    """Return the CPU time of all children that have ended, their own children included."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -1,4 +1,4 @@
-"""What counting and looking cost: stopwatches and histograms of a real training, a look at all counters, a scrape.
+"""Measures the cost of counting and sampling: stopwatches and histograms of a training, reading all counters, a scrape.
 
 Plain additions to a counter are left out: some twenty for a request and a batch, at 30 to 50 ns each.
 """
@@ -69,7 +69,7 @@ def add_share(report: Report, config: BenchConfig, name: str, work: Callable[[],
 
 
 def one_look(serving: ServingMetrics, learning: LearningMetrics) -> Callable[[], Any]:
-    """What the main thread does twice a second, and writes down now and then."""
+    """Do what the main thread does twice a second, and record it now and then."""
     config = LearnerConfig()
     sessions = SessionTable(config, lambda session: session, planned_seats(config.actors))
     sessions.join(Hello("bench"))
@@ -84,7 +84,7 @@ def one_look(serving: ServingMetrics, learning: LearningMetrics) -> Callable[[],
 
 
 def calls_per_step() -> dict[str, float]:
-    """Of CartPole with the settings of its preset: learner and actor in this process."""
+    """Return the calls per step of CartPole with its preset: learner and actor in this process."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory, private_address() as address, _counted() as calls:
         config = LearnerConfig(run_dir=str(Path(directory, "run")), listen=address, display=Display.none, metrics="")
         config.algorithm.batch_size = 32

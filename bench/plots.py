@@ -112,7 +112,7 @@ def _headlines(document: Document) -> list[Ratio]:
 
 
 def overview(ratios: Sequence[Ratio]) -> Any:
-    """How much of its bound every headline uses: up to 1 is met, whichever direction is the good one."""
+    """Draw how much of its bound every headline uses: up to 1 is met, whichever direction is the good one."""
     figure = _figure(1, inches=(7.6, 1.1 + 0.36 * len(ratios)))
     axes = figure.subplots()
     for line, ratio in enumerate(reversed(ratios)):

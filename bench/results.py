@@ -56,7 +56,7 @@ def _machine(document: Document) -> str:
 
 
 def _headlines(ratios: Sequence[Ratio]) -> str:
-    """Those with a bound."""
+    """Return the ratios that have a bound."""
     return _table([_ratio_row(ratio) for ratio in ratios if ratio.bound is not None])
 
 

@@ -117,7 +117,7 @@ def service(
 
 
 def settled_rss() -> int:
-    """Of this process, once what earlier turns have freed is given back."""
+    """Return the memory of this process, once what earlier turns have freed is given back."""
     gc.collect()
     with contextlib.suppress(AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
@@ -146,7 +146,7 @@ def echo(seconds: float, in_flight: int = 2) -> Turn:
 
 
 def latency(seconds: float, training: bool) -> dict[str, Any]:
-    """What `bench.probe` sees of a learner whose forward takes FORWARD."""
+    """Return what `bench.probe` sees of a learner whose forward takes FORWARD."""
     config = mock_config(actors=1, groups=2)
     with private_address() as config.listen:
         command = [sys.executable, "-m", "bench.probe", config.listen, str(seconds), str(3 * FORWARD)]

@@ -1,4 +1,4 @@
-"""What more actors, ranks and faster links would give, simulated from measured costs, and how far that is from runs.
+"""Simulates more actors, ranks and faster links from measured costs, and checks how far that is from runs.
 
 Costs of the server thread are those of bench/results/results.json (stages wire and service); those of networks are
 measured here, alone. The simulation itself is bench/cluster.py. It is checked against whole runs whose environments
@@ -61,8 +61,10 @@ def run(config: BenchConfig) -> Report:
 
 
 def serving_costs(document: Document) -> Costs:
-    """Of the server thread, in seconds of wall time while it has no pause: by message and row from `wire`, by batch
-    from what `service` takes more."""
+    """Return the costs of the server thread, in seconds of wall time without pauses.
+
+    Those of messages and rows are from `wire`, those of batches from what `service` takes more.
+    """
     wire = [row for row in _table(document, "wire") if row["side"] == "stream" and _is_plain(row)]
     rows = np.array([row["rows"] for row in wire])
     row, message = np.polyfit(rows, rows / np.array([each["rows per second"] for each in wire]), 1)
@@ -98,7 +100,7 @@ def network_costs(serving: Costs, rows: int, unrolls: int, seconds: float) -> Co
 
 
 def slept(wanted: float, seconds: float) -> float:
-    """What a sleep takes on this machine, which may be busy."""
+    """Return how long a sleep takes on this machine, which may be busy."""
 
     def sleep() -> int:
         time.sleep(wanted)
@@ -114,7 +116,7 @@ def beside_serving(document: Document) -> float:
 
 
 def env_seconds(document: Document) -> float:
-    """For a step of Pong on one core."""
+    """Return the seconds of one step of Pong on one core."""
     rows = [row for row in _table(document, "pool") if row["env"] == "Pong-v5" and row["threads"] == 1]
     return float(1 / np.median([row["steps per CPU-second"] for row in rows]))
 
@@ -240,7 +242,7 @@ def pong_on_one_host(document: Document, serving: Costs, actors: int) -> tuple[S
 
 
 def _cpu_forward(document: Document) -> dict[str, float]:
-    """Of the Nature CNN, all of the serving path included."""
+    """Return the cost of a forward of the Nature CNN, all of the serving path included."""
     rows = [row for row in _table(document, "inference") if row["side"] == "serving"]
     counts = np.array([row["rows"] for row in rows])
     per_row, batch = np.polyfit(counts, counts / np.array([row["rows per second"] for row in rows]), 1)
@@ -248,7 +250,7 @@ def _cpu_forward(document: Document) -> dict[str, float]:
 
 
 def _scaled(costs: Costs, shape: Shape) -> Callable[[int, int, float], tuple[Shape, Costs, Link]]:
-    """By actors, ranks and Gbit/s. A rank's store has room for an unroll of each slot, as the diagnosis advises."""
+    """Return a function of actors, ranks and Gbit/s. The store has room for an unroll of each slot, as is advised."""
 
     def scaled(actors: int, ranks: int, gigabits: float) -> tuple[Shape, Costs, Link]:
         slots = -(-actors // ranks) * shape.envs
@@ -293,7 +295,7 @@ def settled(shape: Shape, costs: Costs, link: Link) -> Outcome:
 
 
 def _limit(shape: Shape, link: Link, outcome: Outcome) -> str:
-    """What has nothing left to give; else the environments have not."""
+    """Return the part that has no capacity left; by default the environments."""
     used = outcome.rows_per_second / shape.ranks * shape.row_bytes / link.bandwidth
     shares = {"learner": 1 - outcome.learner_wait, "server thread": outcome.server_busy, "link": used}
     name = max(shares, key=lambda each: shares[each])

@@ -53,7 +53,7 @@ class Case:
 
     @property
     def unroll_row_bytes(self) -> int:
-        """The same, with the logits and the action that the learner did not see itself."""
+        """Return the bytes of a row with the logits and the action, which the learner did not see itself."""
         return self.row_bytes + 4 * self.frame.policy_size + 4
 
     @property
@@ -228,5 +228,5 @@ def _add(report: Report, case: Case, replica: Replica, repeats: list[Costs]) -> 
 
 
 def crossover_words(steps: float | None) -> str:
-    """Where observations win, as a cell of the table."""
+    """Return where observations win, as a cell of the table."""
     return "always" if steps is None else f"up to {steps:,.0f} steps"

@@ -27,7 +27,7 @@ Indices = NDArray[np.int64]
 
 
 class RowIndices(NamedTuple):
-    """Where some rows are in the columns."""
+    """The places of some rows in the columns."""
 
     host: Indices  # [N]
     row: Tensor  # [N]  the same on the device
@@ -36,7 +36,7 @@ class RowIndices(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What the host knows of some rows."""
+    """The values of some rows that the host knows."""
 
     reward: NDArray[np.float32]  # [N]
     flags: NDArray[np.uint8]  # [N]
@@ -47,7 +47,7 @@ class Record(NamedTuple):
 
 
 class Columns:
-    """Not locked: the store sees to it that no entry belongs to two threads at a time."""
+    """Not locked: the store ensures that no entry belongs to two threads at a time."""
 
     def __init__(
         self,

@@ -334,7 +334,7 @@ def register_schemas() -> None:
     """Register the dataclasses with Hydra. Keyword arguments of foreign constructors may have any keys."""
     for name, command in COMMANDS.items():
         schema = OmegaConf.structured(command.schema)
-        for section in (schema.get("env"), schema.get("model"), schema):
+        for section in (*(schema.get(group) for group in ("env", "model", "algorithm", "store")), schema):
             if section is not None and "options" in section:
                 OmegaConf.set_struct(section.options, False)
         ConfigStore.instance().store(name=f"{name}_schema", node=schema)

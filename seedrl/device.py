@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 
 
 def choose_device(wanted: Device, local_rank: int = 0) -> torch.device:
-    """Each rank of a machine has an accelerator of its own."""
+    """Return the device of a process; each rank of a machine has an accelerator of its own."""
     if wanted is Device.cpu or (wanted is Device.auto and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -33,7 +33,7 @@ def choose_device(wanted: Device, local_rank: int = 0) -> torch.device:
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array on the device; on the CPU the very same memory."""
+    """Return the array as a tensor on the device; on the CPU it shares the memory."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -45,17 +45,17 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def own_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """What is launched inside waits for no other stream, and none for it."""
+    """Return a context whose work waits for no other stream, and no other stream for it."""
     return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def after_serving(device: torch.device) -> None:
-    """What is launched from now on, in this thread, comes after everything that serving has launched so far."""
+    """Order the work that this thread launches from now on after everything that serving has launched so far."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
 
 
 def finish(device: torch.device) -> None:
-    """Waits until the device has done what this thread asked of it."""
+    """Wait until the device has finished the work of this thread."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -31,7 +31,7 @@ class Policy:
 
     @contextmanager
     def read(self) -> Iterator[tuple[nn.Module, int]]:
-        """The newest model and its version; neither changes inside the block."""
+        """Yield the newest model and its version; neither changes inside the block."""
         with self._published:
             current, version = self._current, self._version
             self._locks[current].acquire()
@@ -42,19 +42,19 @@ class Policy:
 
     @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
-        """Copies the weights, device to device, and serves them from the next batch on."""
+        """Copy the weights, device to device; the next batch uses them."""
         spare = 1 - self._current
         with self._locks[spare]:
             source, target = model.state_dict(), self._replicas[spare].state_dict()
             device = next(iter(source.values())).device
             after_serving(device)
             torch._foreach_copy_([target[name] for name in source], list(source.values()))
-            finish(device)  # before anybody reads it
+            finish(device)  # before inference reads it
         with self._published:
             self._current, self._version = spare, version
             self._published.notify_all()
 
     def wait_for(self, version: int, timeout: float) -> bool:
-        """Whether `version` or a later one is current before the timeout."""
+        """Wait until `version` or a later one is current; return false at the timeout."""
         with self._published:
             return self._published.wait_for(lambda: self._version >= version, timeout)

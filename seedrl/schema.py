@@ -1,4 +1,4 @@
-"""How a setting is declared: its default and the sentence that `--help` shows for it. Knows no setting."""
+"""The declaration of a setting: its default and the sentence that `--help` shows for it. Knows no setting."""
 
 import copy
 from dataclasses import field

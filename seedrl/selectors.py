@@ -1,4 +1,4 @@
-"""Which finished unrolls are trained on, how often, and which make room. Knows only the numbers of entries.
+"""Selectors: the choice of finished unrolls to train on, and of those that make room. Know only numbers of entries.
 
 A selector is what makes a store a queue or a replay memory. The store calls it under its lock:
 

@@ -25,7 +25,7 @@ def stack_frames(frames: Tensor, spec: ArraySpec) -> Tensor:
 
 
 class ModelInput(NamedTuple):
-    """What a model sees, time-major. Inference uses T+1 = 1."""
+    """The input of a model, time-major. Inference uses T+1 = 1."""
 
     observation: Observation  # a tree of [T+1, B, frame_stack * C, ...]  the environment's dtypes
     reward: Tensor  # [T+1, B]  float32, received on arriving at this observation

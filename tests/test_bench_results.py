@@ -83,7 +83,10 @@ def test_render_makes_every_plot_and_a_page_that_shows_them(rendered: Path) -> N
 
 
 def test_render_same_results_give_the_same_bytes(rendered: Path, tmp_path: Path) -> None:
-    again = rendered_in(tmp_path)
+    again = tmp_path / "results" / "results.json"
+    again.parent.mkdir()
+    again.write_bytes(rendered.read_bytes())  # they hold the time of the measurement
+    render(again, tmp_path / "RESULTS.md")
     names = sorted(path.name for path in rendered.parent.glob("*.png"))
     assert names == sorted(path.name for path in again.parent.glob("*.png"))
     assert [name for name in names if (rendered.parent / name).read_bytes() != (again.parent / name).read_bytes()] == []

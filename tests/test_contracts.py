@@ -343,7 +343,6 @@ def test_proto_answers_have_no_field_that_could_hold_weights() -> None:
     assert {field.full_name.removeprefix("seedrl.v1.") for field in lists} == {
         "Act.request_id",
         "Act.action",
-        "Env.keep",
         "Env.wrappers",
     }
 
@@ -481,6 +480,98 @@ def test_source_uses_the_words_of_the_design() -> None:
             if any(re.search(f"_{word}s?_", describe_request(identifier)) for word in FORBIDDEN_WORDS):
                 wrong.append(f"{name}:{line} {identifier}")
     assert wrong == []
+
+
+# Prose
+
+# Openings of docstrings that only make sense after the name of what they describe.
+FRAGMENT = re.compile(
+    r"(Of|That|Those|The same|As many|Or|And|But|Whose|Which|What|Whether|Where|Who|How|By|For|So many)\b"
+)
+# Rooms and root modules that still have such openings; a room that is clean stays clean.
+FRAGMENTED = {
+    *("seedrl.actions", "seedrl.metrics", "seedrl.specs", "seedrl.launching", "seedrl.models", "seedrl.monitoring"),
+    *("seedrl.ranks", "seedrl.roles", "seedrl.run", "seedrl.serving", "seedrl.trained", "seedrl.wire", "envs_server"),
+}
+# Words that a native speaker would not use here, with the ones to use instead.
+UNIDIOMATIC = re.compile(
+    r"\b((?:go|goes|went|going) on|anew|so many|whoever|nobody|somebody)\b", re.IGNORECASE
+)  # continue or resume, again, N, and processes are not persons
+UNIDIOMATIC_DOCUMENTS = {"kubernetes.md", "launching.md", "metrics.md", "observability.md", "scaling.md"}  # still
+
+
+def docstrings_in(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the docstring of a module and of everything in it, with its line."""
+    for node in ast.walk(tree(path)):
+        is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_documented and (text := ast.get_docstring(node)):
+            yield text, node.body[0].lineno
+
+
+def prose() -> list[Path]:
+    """Return the Markdown files that people read and that no program writes."""
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "bench/README.md"]
+
+
+def test_docstrings_of_clean_rooms_begin_with_more_than_a_fragment() -> None:
+    rooms = [path for name, path in WITH_BENCH.items() if not any(belongs_to(name, room) for room in FRAGMENTED)]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} {text.splitlines()[0]}"
+        for path in rooms
+        for text, line in docstrings_in(path)
+        if FRAGMENT.match(text)
+    ]
+    assert wrong == [], "begin with a verb or a noun: Return the …, The … that …"
+
+
+def test_documents_are_idiomatic() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number} {found.group()}"
+        for path in prose()
+        if path.name not in UNIDIOMATIC_DOCUMENTS
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (found := UNIDIOMATIC.search(line))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_idiomatic(command: str) -> None:
+    settings = settings_of(COMMANDS[command].schema)
+    assert [f"{key}: {meaning}" for key, _, meaning in settings if UNIDIOMATIC.search(meaning)] == []
+
+
+def test_front_pages_are_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+    assert 60 <= len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 80
+
+
+def test_documents_link_only_to_what_exists() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path in prose()
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text())
+        if not (path.parent / target).exists()
+    ]
+    assert wrong == []
+
+
+def test_architecture_names_only_files_and_functions_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = re.findall(r"`((?:seedrl|envs_server)/[\w/]+\.py)`(?: `(\w+)`)?", text)
+    assert len(named) >= 15
+    assert [path for path, _ in named if not (ROOT / path).is_file()] == []
+    missing = [(path, name) for path, name in named if name and f"def {name}(" not in (ROOT / path).read_text()]
+    assert missing == []
+
+
+def test_only_the_algorithms_know_an_algorithm_by_name() -> None:
+    """A new algorithm is a new file: nothing else may name the built-in one or the parts of its loss."""
+    known = re.compile(r"v-?trace|rho_bar|clipped_rho", re.IGNORECASE)
+    sources = [path for folder in ("seedrl", "envs_server") for path in (ROOT / folder).rglob("*.*")]
+    others = [path for path in sources if ROOT / "seedrl/algorithms" not in path.parents]
+    text = [path for path in others if path.suffix in (".py", ".html", ".json", ".pyi")]
+    assert [str(path.relative_to(ROOT)) for path in text if known.search(path.read_text())] == []
 
 
 # What the documentation tells people to type

@@ -416,7 +416,7 @@ def test_run_session_that_explores_is_recorded_with_what_its_actions_were_drawn_
     pools = [FakePool(make_job(2)) for _ in range(2)]
     rig = Rig(pools[0].spec, slots=4, unroll_length=4)
     plain, hot = rig.join([0, 1]), rig.join([2, 3])
-    rig.seats.explore(hot.slots, temperature=3.0, epsilon=0.25)
+    rig.seats.explore(hot.lease.slots, temperature=3.0, epsilon=0.25)
     for _ in range(5):
         rows = [pool.recv() for pool in pools]
         actions = rig.run(rig.request(plain, rows[0]), rig.request(hot, rows[1]))

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
-from seedrl.learning.optimizer import build_optimizer, clip_gradients, linear
+from seedrl.algorithms.transitions import linear
+from seedrl.learning.optimizer import build_optimizer, clip_gradients
 
 GRADIENTS = [2.0, -0.5]
 

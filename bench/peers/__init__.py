@@ -1,4 +1,4 @@
-"""The same job done by what people would pick instead, each in its own venv, in turns with ours on the same machine.
+"""Alternatives to seedrl do the same job, each in its own venv, in turns with seedrl on the same machine.
 
 A turn is a program that starts, warms up and is measured for five times `seconds`, at least 10 s; each side has a fifth
 of `repeats` turns. So the defaults take about four minutes once the venvs exist, and `seconds=6 repeats=15` is for
@@ -39,7 +39,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an adapter told of one turn."""
+    """The report of an adapter about one turn."""
 
     turn: Turn
     seconds_to_target: float | None = None

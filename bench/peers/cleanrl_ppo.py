@@ -44,7 +44,7 @@ def layer(module: nn.Conv2d | nn.Linear, gain: float = 2**0.5) -> nn.Module:
 
 
 class Rollout:
-    """What 32 environments did in 128 steps, and where they stand now."""
+    """The steps of 32 environments, 128 each, and their current state."""
 
     def __init__(self, envs) -> None:
         self.envs = envs

@@ -1,4 +1,4 @@
-"""How every side measures itself, ours too: steps, wall and CPU seconds of its whole process tree, in one JSON line.
+"""Measures every side alike: steps, wall and CPU seconds of its whole process tree, as one line of JSON.
 
 Adapters import it from beside them, in the peer's own Python, so it needs nothing but Python and knows no peer.
 """
@@ -17,7 +17,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def arguments() -> argparse.Namespace:
-    """What every adapter is asked for."""
+    """Return the arguments that every adapter takes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--env", required=True, help="pong, cartpole, or inference for what only serves")
     parser.add_argument("--seconds", type=float, required=True, help="to measure for, after the warm-up")

@@ -1,4 +1,4 @@
-"""What an algorithm is: from a train batch to a loss. Knows nothing of processes, stores, optimisers or ranks.
+"""The protocol of an algorithm: from a train batch to a loss. Knows nothing of processes, stores, optimisers or ranks.
 
 The learner drives it (seedrl/learning/learner.py):
 

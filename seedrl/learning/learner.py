@@ -23,7 +23,7 @@ Weigh = Callable[[Loss], Loss]
 
 
 class Averager(Protocol):
-    """What makes the updates of several ranks one (seedrl/ranks/averaging.py); one rank alone has `NoAverager`."""
+    """Makes the updates of several ranks one (seedrl/ranks/averaging.py); a single rank has `NoAverager`."""
 
     model: nn.Module  # for forward and backward
 
@@ -62,7 +62,7 @@ class NoAverager:
 
 
 class Publisher(Protocol):
-    """Where published weights go: the policy, or the rank that serves it."""
+    """The destination of published weights: the policy, or the rank that serves it."""
 
     def publish(self, model: nn.Module, version: int) -> None: ...
 

@@ -18,7 +18,7 @@ POLL_SECONDS = 0.1  # how long to wait for a train batch before looking whether 
 
 
 class Source(Protocol):
-    """Where train batches come from: the store, or the rank that has it."""
+    """The source of train batches: the store, or the rank that has it."""
 
     def wait_for(self, count: int, timeout: float) -> bool: ...
 
@@ -28,7 +28,7 @@ class Source(Protocol):
 
 
 class Trains(Protocol):
-    """What changes the weights: the learner, or what stands for one that is elsewhere."""
+    """Changes the weights: the learner, or the stand-in for one in another process."""
 
     @property
     def skipped_in_a_row(self) -> int: ...
@@ -44,7 +44,7 @@ class Trains(Protocol):
 
 
 class Rounds(Protocol):
-    """What the processes that train together agree on. Owned by the thread that trains."""
+    """The agreement of the processes that train together. Owned by the thread that trains."""
 
     @property
     def is_update_due(self) -> bool: ...

@@ -182,7 +182,8 @@ class RunningLearner(InThread):
         return summary
 
     def living_threads(self) -> list[str]:
-        threads = [self.service.training.thread, self.service.inference.server._thread]
+        training = self.service.training
+        threads = [self.service.inference.server._thread, *([training.thread] if training else [])]
         return [thread.name for thread in threads if thread.is_alive()]
 
 

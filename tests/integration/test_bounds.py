@@ -14,7 +14,7 @@ from torch import Tensor
 from seedrl.metrics import SECONDS, UPDATES, Histogram
 from seedrl.roles.learner import LearnerProcess
 from seedrl.rows import RESET
-from seedrl.types import ModelInput, ModelOutput
+from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options, open_stream
 from seedrl.wire.framing import parse, serialize
@@ -147,8 +147,8 @@ def test_queues_stay_within_their_bounds_while_inference_stands_still(
     for raw in joined:
         raw.cut()
     assert refused == len(joined) - 1
-    assert service.batcher.waiting_rows <= slots
-    assert service.store.ready == service.store.capacity
+    assert service.inference.batcher.waiting_rows <= slots
+    assert service.training.store.ready == service.training.store.capacity
     assert all(each.outbox.qsize() <= slots for each in service.inference.protocol.connections.values())
     assert not any(actor.ended() for actor in actors)
 
@@ -208,13 +208,15 @@ class SlowLearnerService(LearnerProcess):
     """Its updates take ten times as long as its actors need to make a train batch."""
 
     def _learn(self) -> None:
-        update = self.learner.update
+        assert self.training is not None
+        learner = self.training.learner
+        train = learner.train
 
-        def slow(timeout: float = 0.0) -> bool:
+        def slow(unrolls: Unrolls) -> None:
             self.stop.wait(0.05)
-            return update(timeout)
+            train(unrolls)
 
-        self.learner.update = slow  # type: ignore[method-assign]
+        learner.train = slow  # type: ignore[method-assign]
         super()._learn()
 
 
@@ -229,7 +231,7 @@ def test_policy_lag_of_a_slow_learner_is_bounded_and_nothing_is_dropped(
     )
     service = learner.service
     actors = [start_actor(learner.address) for _ in range(2)]
-    eventually(lambda: hasattr(service, "learner"))
+    eventually(lambda: service.training is not None)
     lags = watch_lags(learner)
     eventually(lambda: len(lags) >= 40)
     bound = 1 + (capacity + 2 * slots) // batch_size

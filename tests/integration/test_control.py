@@ -60,6 +60,14 @@ def test_epsilon_makes_one_actor_act_at_random_until_it_is_zero_again(
     assert learner.service.learning.skipped_updates == 0
 
 
+def explored(learner: RunningLearner, name: str) -> tuple[float, float]:
+    """Return the temperature and the epsilon of an actor's seats, which all have the same."""
+    sessions = learner.service.inference.sessions
+    (slots,) = (session.lease.slots for session in sessions.open.values() if session.name == name)
+    (temperature,), (epsilon,) = set(sessions.seats.temperature[slots]), set(sessions.seats.epsilon[slots])
+    return float(temperature), float(epsilon)
+
+
 def test_temperature_for_all_is_that_of_actors_to_come_as_well(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
@@ -68,7 +76,7 @@ def test_temperature_for_all_is_that_of_actors_to_come_as_well(
     third = start_actor(learner.address)
     for actor in (first, second, third):
         eventually(lambda actor=actor: len(actor.wrong) > 10)
-    assert {session.exploration for session in learner.service.inference.sessions.open.values()} == {(1e3, 0.5)}
+    assert {explored(learner, name) for name in ("actor-0", "actor-1", "actor-2")} == {(1e3, 0.5)}
 
 
 def test_paused_actor_keeps_its_session_however_long_and_goes_on_where_it_was(
@@ -209,7 +217,7 @@ def test_control_command_pauses_and_steers_a_running_actor(
     assert (code, out) == (0, "told 1 actor: epsilon=0.25, pause\n"), err
     (session,) = learner.service.inference.sessions.open.values()
     assert session.is_paused
-    assert session.exploration == (1.0, 0.25)
+    assert explored(learner, "actor-0") == (1.0, 0.25)
     code, _, err = commands.run("control", "pause", f"learner={learner.address}", "actor=nobody")
     assert code == 2
     assert "expected one that is connected" in err

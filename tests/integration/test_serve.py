@@ -110,7 +110,7 @@ def test_serve_that_watches_takes_up_what_is_newer_and_goes_on_with_the_last_if_
     save(run, favouring(5, updates=2))
     eventually(lambda: served.version == 2)
     other = favouring(9, updates=3)
-    other.state["spec"]["action"][0]["choices"] = [4]
+    other.state["spec"]["action"][""]["sizes"] = [4]
     save(run, other)
     eventually(lambda: any("other spaces" in words for words in served.said))
     assert actions_of(served.address) == [5] * 4
