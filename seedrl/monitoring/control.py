@@ -38,7 +38,7 @@ def order_of(config: ControlConfig) -> ControlRequest:
 
 
 def _is_to_open(word: str, config: ControlConfig) -> bool | None:
-    """Whether the learner takes new actors from now on: not if all of those that it has are to move."""
+    """Return whether the learner accepts new actors from now on: not if all of its actors are to move."""
     if word == OPEN:
         return True
     return False if ORDERS.get(word) == Command.REDIRECT and not config.actor else None

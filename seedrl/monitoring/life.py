@@ -62,7 +62,7 @@ class Running(NamedTuple):
 
 @dataclass
 class Life:
-    """How far a learner is. Each field is written once, by one thread, and read by any."""
+    """The stages of a learner's life. Each field is written once, by one thread, and read by any."""
 
     listen: str = ""  # where actors find the learner
     pages: str = ""  # where people find its pages; empty for nowhere

@@ -1,4 +1,4 @@
-"""What a learner reports of itself when it is asked: its status, and the gauges of its state.
+"""Reports a learner on request: its status, and the gauges of its state.
 
 Knows nothing of how they travel or are shown.
 """

@@ -1,4 +1,4 @@
-"""Which process of a job this is, from the variables that torchrun and the other engines set. Knows no torch."""
+"""The identity of this process in its job, from variables that torchrun and the other engines set. Knows no torch."""
 
 import os
 import socket
