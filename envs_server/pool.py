@@ -22,7 +22,7 @@ from envs_server.stepping import MakeEnv
 from seedrl.errors import ConfigError
 from seedrl.plugins import OWN, is_own
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
-from seedrl.specs import Arrays, ArraySpec, EnvSpec
+from seedrl.specs import Arrays, EnvSpec
 from seedrl.wire.messages import Welcome
 
 
@@ -44,8 +44,6 @@ def make_pool(job: Welcome, threads: int, make_env: MakeEnv | None = None) -> Po
     """The pool a Welcome asks for; `make_env` makes the environments if those are the actor's own."""
     pool = _bare_pool(job, threads, make_env)
     try:
-        if job.keep:
-            pool = Kept(pool, job.keep)
         for path in job.wrappers:
             pool = _wrapped(pool, path)
     except BaseException:
@@ -126,22 +124,6 @@ class Wrapper:
 def abandon(pool: Pool) -> None:
     """Brings back a thread that hangs in `recv`, if the pool knows how."""
     getattr(pool, "abandon", lambda: None)()
-
-
-class Kept(Wrapper):
-    """Some entries of a vector observation."""
-
-    def __init__(self, pool: Pool, keep: list[int]) -> None:
-        super().__init__(pool)
-        observation = pool.spec.observation
-        if isinstance(observation, dict) or len(observation.shape) != 1 or max(keep) >= observation.shape[0]:
-            raise ConfigError(f"env.keep={keep} does not fit observations of {observation}")
-        self.spec = EnvSpec(ArraySpec((len(keep),), observation.dtype, observation.values), pool.spec.action)
-        self._keep = keep
-
-    def observation(self, observation: Arrays) -> Arrays:
-        assert not isinstance(observation, dict)
-        return np.ascontiguousarray(observation[:, self._keep])
 
 
 class EnvPool:

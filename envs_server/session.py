@@ -33,6 +33,7 @@ from seedrl.wire.messages import Act, ActorMessage, Command, Control, Hello, Mem
 REPORT_SECONDS = 2.0
 MOVE_SECONDS = 5.0  # for both ends of the stream to end when the actor is redirected
 REDIRECTED_WELCOME_SECONDS = 10.0  # for a learner that the actor was redirected to, until its first answer
+OWN_WRAPPERS = "envs_server.wrappers"  # which a learner may always ask for
 MakePool = Callable[[Welcome, int], Pool]
 
 
@@ -172,7 +173,7 @@ class ActorSession:
     def _expect_allowed(self, welcome: Welcome) -> None:
         """Refuse modules that the actor's owner has not named: a learner may not run other code here."""
         for module in welcome.modules:
-            if module not in self._config.modules:
+            if module not in (OWN_WRAPPERS, *self._config.modules):
                 raise ConfigError(
                     f"the learner asks for {module}, which this actor may not import; allow it with "
                     f"modules=[{','.join([*self._config.modules, module])}]"

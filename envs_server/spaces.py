@@ -21,7 +21,7 @@ SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of the
 WIDER = {"uint16": "int32", "uint32": "int64"}  # what torch lacks
 
 
-class Place(NamedTuple):
+class LeafPath(NamedTuple):
     """Where a leaf is in a value nested as its space is, and what it is there."""
 
     path: tuple[Any, ...]  # keys, from the outside in
@@ -58,7 +58,7 @@ class ObservationSpace:
         """The same of one observation after the other."""
         return self._each(lambda place: [np.asarray(place.of(value)) for value in values], len(values))
 
-    def _each(self, found: Callable[[Place], Any], count: int) -> Arrays:
+    def _each(self, found: Callable[[LeafPath], Any], count: int) -> Arrays:
         arrays: Arrays = _tree(
             {name: _rows(found(place), place.start, self._specs[name], count) for name, place in self._places.items()}
         )
@@ -88,7 +88,7 @@ def _nested(space: Any, values: dict[str, Any], name: str = "") -> Any:
     return below if _kind(space) == "Dict" else tuple(below.values())
 
 
-def _places(space: Any) -> dict[str, Place]:
+def _places(space: Any) -> dict[str, LeafPath]:
     """The leaves, in the order of their names, as seedrl.specs has it."""
     found = list(_walk(space, "", ()))
     names = [name for name, _ in found]
@@ -97,10 +97,10 @@ def _places(space: Any) -> dict[str, Place]:
     return dict(sorted(found))
 
 
-def _walk(space: Any, name: str, path: tuple[Any, ...]) -> Iterator[tuple[str, Place]]:
+def _walk(space: Any, name: str, path: tuple[Any, ...]) -> Iterator[tuple[str, LeafPath]]:
     if not _is_nested(space):
         start = np.asarray(getattr(space, "start", 0), np.int64)
-        yield name, Place(path, space, start if start.any() else None)
+        yield name, LeafPath(path, space, start if start.any() else None)
         return
     for key, each in _children(space):
         yield from _walk(each, _join(name, key), (*path, key))
@@ -135,7 +135,7 @@ def _rows(values: Any, start: NDArray[np.int64] | None, spec: ArraySpec, count: 
     return array if start is None else array - start.astype(spec.dtype)
 
 
-def _taken(action: Any, place: Place) -> Any:
+def _taken(action: Any, place: LeafPath) -> Any:
     """As the space has it: bounds that were rounded on their way are kept, categories count from its start."""
     space, start = place.space, place.start
     taken = action.astype(space.dtype)

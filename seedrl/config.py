@@ -61,7 +61,6 @@ class EnvConfig:
     )
     frame_stack: int = key(1, "number of newest frames the policy sees, stacked by the learner along the first axis")
     frame_skip: int = key(1, "simulator frames per step; used in reports only")
-    keep: list[int] = key([], "indices of a vector observation to send, e.g. [0,2]; empty sends all")
 
 
 @dataclass

@@ -29,7 +29,6 @@ def check(config: LearnerConfig) -> None:
     require(config.checkpoint.milestones >= 0, f"checkpoint.milestones={config.checkpoint.milestones} is negative")
     require(config.report.video_seconds >= 0, f"report.video_seconds={config.report.video_seconds} is negative")
     require(config.max_restarts >= 0, f"max_restarts={config.max_restarts} must not be negative")
-    require(min(config.env.keep, default=0) >= 0, f"env.keep={config.env.keep} must hold indices of 0 or more")
     require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")
     require(
         0 < serving.min_rows <= serving.max_rows,

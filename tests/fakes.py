@@ -40,7 +40,6 @@ def make_job(num_envs: int = 4, group_size: int | None = None, **changes: Any) -
         session_id=1,
         env_id="Fake-v0",
         options={},
-        keep=[],
         num_envs=num_envs,
         group_size=group_size or num_envs,
         seed=7,

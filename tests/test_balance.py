@@ -6,7 +6,7 @@ import pytest
 
 from seedrl.config import LearnerConfig
 from seedrl.serving import balance as module
-from seedrl.serving.balance import Balance, Endpoint, own_address
+from seedrl.serving.balance import Balance, LearnerEndpoint, own_address
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import Session, SessionTable
 from seedrl.wire.messages import Hello, Report
@@ -38,7 +38,7 @@ class Cluster:
 
     def agree(self) -> None:
         rows = [balance.own() for balance in self.balances.values()]
-        told = [Endpoint(*row) for row in json.loads(json.dumps(rows))]  # as it travels
+        told = [LearnerEndpoint(*row) for row in json.loads(json.dumps(rows))]  # as it travels
         for balance in self.balances.values():
             balance.see(told)
 

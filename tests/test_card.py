@@ -112,7 +112,7 @@ def test_card_of_no_run_directory_says_so(tmp_path: Path) -> None:
 def test_card_has_a_command_that_makes_the_same_run(tmp_path: Path) -> None:
     run_dir = leave_run(tmp_path / "run")
     config = RunDirectory(run_dir).config()
-    config.seed, config.algorithm.learning_rate_end, config.env.keep = 7, 1e-4, [0, 2]
+    config.seed, config.algorithm.learning_rate_end, config.env.wrappers = 7, 1e-4, ["m:W", "n:V"]
     command, *overrides = shlex.split(training_command(config))[1:]
     again = composed(command, overrides)
     ours, theirs = plain(config), plain(again)

@@ -108,7 +108,6 @@ def test_ready_roundtrip_gives_same_spec(spec: EnvSpec) -> None:
     group_size=st.integers(1, 512),
     session_id=st.integers(0, 2**64 - 1),
     seed=st.integers(0, 2**32 - 1),
-    keep=st.lists(st.integers(0, 100), max_size=5),
     options=st.dictionaries(st.text(max_size=9), st.booleans() | st.integers() | st.text(max_size=9), max_size=3),
 )
 def test_welcome_roundtrip_gives_same_job(groups: int, group_size: int, **fields: Any) -> None:

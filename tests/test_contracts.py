@@ -343,7 +343,6 @@ def test_proto_answers_have_no_field_that_could_hold_weights() -> None:
     assert {field.full_name.removeprefix("seedrl.v1.") for field in lists} == {
         "Act.request_id",
         "Act.action",
-        "Env.keep",
         "Env.wrappers",
     }
 

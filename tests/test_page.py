@@ -229,7 +229,7 @@ def test_page_lists_actors_slowest_first_and_marks_the_silent(seen: Node) -> Non
     assert names == ["box-99", *(f"box-{number}" for number in range(19))]
     assert rows[0].attributes["class"] == "silent"
     assert "silent for 12 s" in rows[0].text
-    assert "came back 2 times" in rows[0].text
+    assert "reconnected 2 times" in rows[0].text
     assert [cell.text for cell in rows[1].all("td")] == ["box-0", "100", "12.3 ms", "2", "40%", "32", "message", "now"]
     assert rows[-1].text == "… and 5 more"
     assert "25 actors, 1 silent" in seen.id("about").text

@@ -243,7 +243,7 @@ def test_plot_command_takes_words_as_runs(commands: Commands) -> None:
 def test_plot_command_without_runs_is_one_line(commands: Commands) -> None:
     code, _, err = commands.run("plot")
     assert code == 2
-    assert err.startswith("seedrl plot: say which runs: seedrl plot RUN …")
+    assert err.startswith("seedrl plot: give the runs: seedrl plot RUN …")
     assert err.count("\n") == 1
 
 

@@ -148,11 +148,14 @@ def test_recv_whole_pool_comes_in_order_of_environments() -> None:
         assert rows.env_id.tolist() == list(range(ENVS))
 
 
-def test_recv_keep_sends_only_those_entries() -> None:
-    whole, kept = make_pool(), make_pool(keep=[2, 0])
-    assert kept.spec == make_spec(shape=(2,), num_actions=2)
-    for all_rows, rows in zip(play(whole, steps=30), play(kept, steps=30), strict=True):
-        np.testing.assert_array_equal(rows.observation, all_rows.observation[:, [2, 0]])
+POSITIONS = "envs_server.wrappers:CartPolePositions"
+
+
+def test_recv_cartpole_positions_have_no_velocities() -> None:
+    whole, positions = make_pool(), make_pool(wrappers=[POSITIONS])
+    assert positions.spec == make_spec(shape=(2,), num_actions=2)
+    for all_rows, rows in zip(play(whole, steps=30), play(positions, steps=30), strict=True):
+        np.testing.assert_array_equal(rows.observation, all_rows.observation[:, [0, 2]])
         assert rows.observation.flags.c_contiguous
 
 
@@ -198,10 +201,9 @@ def test_make_unknown_id_with_nothing_near_suggests_nothing() -> None:
         make_pool("§§§")
 
 
-@pytest.mark.parametrize(("env_id", "keep"), [("CartPole-v1", [0, 4]), ("Catch-v0", [0])])
-def test_make_keep_that_does_not_fit_is_refused(env_id: str, keep: list[int]) -> None:
-    with pytest.raises(ConfigError, match=r"^env\.keep=\[.*\] does not fit observations of"):
-        make_pool(env_id, keep=keep)
+def test_make_cartpole_positions_of_another_environment_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^CartPolePositions needs the four numbers of CartPole, saw float32"):
+        make_pool("Catch-v0", wrappers=[POSITIONS])
 
 
 def test_make_unknown_option_is_named() -> None:

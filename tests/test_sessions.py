@@ -117,9 +117,9 @@ def test_join_lockstep_second_session_is_refused_until_first_left() -> None:
 
 def test_join_job_tells_the_actor_everything() -> None:
     table = make_table(groups=2)
-    table.config.env.id, table.config.env.options, table.config.env.keep = "Pong-v5", {"stack_num": 1}, [0, 2]
+    table.config.env.id, table.config.env.options, table.config.env.wrappers = "Pong-v5", {"stack_num": 1}, ["m:W"]
     session, job = table.join(Hello("a"))
-    assert (job.env_id, job.options, job.keep) == ("Pong-v5", {"stack_num": 1}, [0, 2])
+    assert (job.env_id, job.options, job.wrappers) == ("Pong-v5", {"stack_num": 1}, ["m:W"])
     assert (job.session_id, job.num_envs, job.group_size, job.seed) == (session.id, ENVS, 2, 100 + session.id)
 
 

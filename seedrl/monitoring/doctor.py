@@ -140,9 +140,7 @@ def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding
     if is_own(env.id):
         yield Finding(True, f"environment: {env.id} is provided by the actors; it cannot be checked from here")
         return
-    pool = make_pool(
-        Welcome(1, env.id, dict(env.options), list(env.keep), 2, 2, 1, wrappers=list(env.wrappers)), threads=1
-    )
+    pool = make_pool(Welcome(1, env.id, dict(env.options), 2, 2, 1, wrappers=list(env.wrappers)), threads=1)
     try:
         rows = pool.recv()
     finally:

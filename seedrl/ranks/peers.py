@@ -24,7 +24,7 @@ from seedrl.run.directory import RunDirectory
 from seedrl.run.saving import Saver
 from seedrl.run.stopping import Progress, Stop
 from seedrl.run.totals import Counts, sum_over_ranks
-from seedrl.serving.balance import Endpoint
+from seedrl.serving.balance import LearnerEndpoint
 from seedrl.serving.service import InferenceService
 from seedrl.sizes import serving_ranks
 from seedrl.specs import EnvSpec, decoded_spec, encoded_spec
@@ -62,7 +62,7 @@ class RankPeers:
         def see(loads: Sequence[Load]) -> None:
             if len(self._addresses) > 1:
                 endpoints = zip(self._addresses, loads, strict=True)
-                service.balance.see([Endpoint(address, *load) for address, load in endpoints])
+                service.balance.see([LearnerEndpoint(address, *load) for address, load in endpoints])
 
         self._rounds = VotingRounds(self._ranks, stop, self._config.stop, vote, on_loads=see)
         return self._rounds

@@ -23,7 +23,7 @@ ARRIVING_SECONDS = 3.0  # until an actor that was sent somewhere is seen there
 OVERLOAD_SECONDS = 5.0  # too much for so long before a session moves; and between two moves
 
 
-class Endpoint(NamedTuple):
+class LearnerEndpoint(NamedTuple):
     """What is known of one of the learner's endpoints. Numbers and words only: it travels as JSON."""
 
     address: str
@@ -41,10 +41,10 @@ class Seen(NamedTuple):
     """The other endpoints as they were at a time."""
 
     time: float
-    others: tuple[Endpoint, ...]
+    others: tuple[LearnerEndpoint, ...]
 
 
-class Arrival(NamedTuple):
+class ExpectedSession(NamedTuple):
     """Slots that an actor on its way will take."""
 
     time: float
@@ -65,16 +65,16 @@ class Balance:
         self._measured = (0.0, float("-inf"))  # newest round trip, and when
         self._seen = Seen(float("-inf"), ())  # newest
         self._counted = self._seen  # that those on their way were last compared with
-        self._arriving: deque[Arrival] = deque()  # that were sent elsewhere from here
+        self._arriving: deque[ExpectedSession] = deque()  # that were sent elsewhere from here
         self._too_much_since: float | None = None
 
-    def own(self) -> Endpoint:
+    def own(self) -> LearnerEndpoint:
         """This endpoint, to be told to the others."""
         sessions = self._sessions
         slots = sessions.config.serving.max_slots
-        return Endpoint(self.address, slots - sessions.slots_taken, slots, self._round_trip(), sessions.is_open)
+        return LearnerEndpoint(self.address, slots - sessions.slots_taken, slots, self._round_trip(), sessions.is_open)
 
-    def see(self, endpoints: Sequence[Endpoint]) -> None:
+    def see(self, endpoints: Sequence[LearnerEndpoint]) -> None:
         """All endpoints as they are now, this one among them or not."""
         self._seen = Seen(self._clock(), tuple(each for each in endpoints if each.address != self.address))
 
@@ -124,7 +124,7 @@ class Balance:
             return self._send(chosen, envs)
         return None
 
-    def _far_better(self, envs: int) -> Endpoint | None:
+    def _far_better(self, envs: int) -> LearnerEndpoint | None:
         others = self._others(envs)
         if not others:
             return None
@@ -135,7 +135,7 @@ class Balance:
         is_far = _cost(here, 0, here, best) > TOO_MUCH * _cost(best, envs, here, best)
         return best if is_fullest and stays_fuller and is_far else None
 
-    def _others(self, envs: int) -> list[Endpoint]:
+    def _others(self, envs: int) -> list[LearnerEndpoint]:
         """Other endpoints that are there, open and have room, with those on their way counted in."""
         seen, now = self._seen, self._clock()
         if not seen.others or now - seen.time > SEEN_SECONDS:
@@ -160,11 +160,11 @@ class Balance:
         while self._arriving and now - self._arriving[0].time > ARRIVING_SECONDS:
             self._arriving.popleft()
 
-    def _send(self, endpoint: Endpoint, envs: int) -> str:
-        self._arriving.append(Arrival(self._clock(), endpoint.address, envs))
+    def _send(self, endpoint: LearnerEndpoint, envs: int) -> str:
+        self._arriving.append(ExpectedSession(self._clock(), endpoint.address, envs))
         return endpoint.address
 
-    def _better_of_two(self, endpoints: list[Endpoint], envs: int) -> Endpoint:
+    def _better_of_two(self, endpoints: list[LearnerEndpoint], envs: int) -> LearnerEndpoint:
         """Of two taken at random: nearly as even as the best of all, and no herd runs to one place on old news."""
         two = self._random.sample(endpoints, min(2, len(endpoints)))
         return min(two, key=lambda each: _cost(each, envs, *two))
@@ -178,16 +178,16 @@ class Balance:
         return value if now - when <= MEASURED_SECONDS else 0.0
 
 
-def _fullness(endpoint: Endpoint, more: int = 0) -> float:
+def _fullness(endpoint: LearnerEndpoint, more: int = 0) -> float:
     return (endpoint.taken + more) / endpoint.slots
 
 
-def _rank(endpoint: Endpoint) -> tuple[bool, float, str]:
+def _rank(endpoint: LearnerEndpoint) -> tuple[bool, float, str]:
     """Orders endpoints the same way wherever it is asked; one that takes nobody comes first."""
     return endpoint.is_open, _fullness(endpoint), endpoint.address
 
 
-def _cost(endpoint: Endpoint, more: int, *compared: Endpoint) -> float:
+def _cost(endpoint: LearnerEndpoint, more: int, *compared: LearnerEndpoint) -> float:
     """What its actors can expect with so many slots more: the round trip, times how full it is.
 
     An endpoint that nobody has measured counts as if it were as fast as the fastest it is compared with.

@@ -311,7 +311,6 @@ class SessionTable:
             session_id=session.id,
             env_id=env.id,
             options={**env.options, **self.options.get("", {}), **self.options.get(session.name, {})},
-            keep=list(env.keep),
             num_envs=actors.envs,
             group_size=group_size(self.config),
             seed=self.job_seed(session.id),

@@ -28,7 +28,7 @@ class Moment(NamedTuple):
 
 def job_of(env: EnvConfig, seed: int) -> Welcome:
     """Describe a pool of one environment with these settings."""
-    return Welcome(0, env.id, env.options, env.keep, 1, 1, seed, env.processes, env.wrappers)
+    return Welcome(0, env.id, env.options, 1, 1, seed, env.processes, env.wrappers)
 
 
 def play(trained: Trained, job: Welcome, episodes: int, max_steps: int) -> Iterator[Moment]:

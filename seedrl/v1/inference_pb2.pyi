@@ -66,18 +66,16 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., session_id: _Optional[int] = ..., env: _Optional[_Union[Env, _Mapping]] = ..., num_envs: _Optional[int] = ..., group_size: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Env(_message.Message):
-    __slots__ = ("id", "options_json", "keep", "processes", "wrappers")
+    __slots__ = ("id", "options_json", "processes", "wrappers")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
-    KEEP_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     WRAPPERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     options_json: str
-    keep: _containers.RepeatedScalarFieldContainer[int]
     processes: bool
     wrappers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., options_json: _Optional[str] = ..., keep: _Optional[_Iterable[int]] = ..., processes: bool = ..., wrappers: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., options_json: _Optional[str] = ..., processes: bool = ..., wrappers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("observation", "action")

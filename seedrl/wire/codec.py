@@ -151,7 +151,6 @@ def encode_welcome(job: Welcome) -> pb.StreamResponse:
     env = pb.Env(
         id=job.env_id,
         options_json=json.dumps(job.options),
-        keep=job.keep,
         processes=job.processes,
         wrappers=job.wrappers,
     )
@@ -178,7 +177,6 @@ def decode_welcome(welcome: pb.Welcome) -> Welcome:
         session_id=welcome.session_id,
         env_id=welcome.env.id,
         options=options,
-        keep=list(welcome.env.keep),
         num_envs=welcome.num_envs,
         group_size=welcome.group_size,
         seed=welcome.seed,

@@ -75,7 +75,6 @@ class Welcome(NamedTuple):
     session_id: int
     env_id: str
     options: dict[str, Any]
-    keep: list[int]
     num_envs: int
     group_size: int
     seed: int

@@ -87,7 +87,7 @@ def examples() -> list[bytes]:
         *(Ready(spec) for spec in SPECS),
         *(codec.encode_step(1, _rows(spec)) for spec in SPECS),
     ]
-    welcome = Welcome(1, "Pong-v5", {"a": 1}, [0], num_envs=4, group_size=2, seed=1)
+    welcome = Welcome(1, "Pong-v5", {"a": 1}, num_envs=4, group_size=2, seed=1)
     responses = [welcome, codec.encode_act([1], np.array([0, 1], np.int32)), Control(Command.END, "why")]
     return [*map(codec.serialize_request, requests), *map(codec.serialize_response, responses)]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from seedrl.metrics import SECONDS, UPDATES, Histogram
 from seedrl.roles.learner import LearnerProcess
 from seedrl.rows import RESET
-from seedrl.types import ModelInput, ModelOutput
+from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options, open_stream
 from seedrl.wire.framing import parse, serialize

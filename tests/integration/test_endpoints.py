@@ -19,7 +19,7 @@ from seedrl.config import SecurityConfig
 from seedrl.errors import ConfigError, LearnerLost
 from seedrl.rows import Rows
 from seedrl.serving import balance, protocol
-from seedrl.serving.balance import Endpoint
+from seedrl.serving.balance import LearnerEndpoint
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.channel import Link, ask_control
@@ -431,7 +431,7 @@ def test_redirect_that_leads_nowhere_leads_home(
         if kind == "silent":
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # accepts, and says nothing
             there = f"127.0.0.1:{listener.getsockname()[1]}"
-        learner.service.inference.balance.see([Endpoint(there, free=64, slots=64, round_trip=0.0, is_open=True)])
+        learner.service.inference.balance.see([LearnerEndpoint(there, free=64, slots=64, round_trip=0.0, is_open=True)])
         actor = start_actor(learner.address)
         eventually(lambda: is_served(actor))
         assert actor.says(f"goes to {there}, the learner says: ")
@@ -504,7 +504,7 @@ class Secured:
         return names(self.learner) == {"actor-0"} and is_served(self.actor)
 
     def send_to(self, address: str) -> None:
-        row = Endpoint(address, free=64, slots=64, round_trip=0.0, is_open=True)
+        row = LearnerEndpoint(address, free=64, slots=64, round_trip=0.0, is_open=True)
         self.learner.service.inference.balance.see([row])
         order = ControlRequest("actor-0", command=Command.REDIRECT)
         assert ask_control(Link(self.learner.address, self._security), order, DEADLINE) == 1

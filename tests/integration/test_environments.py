@@ -28,12 +28,12 @@ pool.MockPool = Failing
 
 HANGING = """
 import threading
-from envs_server import mock, session
+from envs_server import mock, watchdog
 
 def hang(*_):
     threading.Event().wait()
 
-session.MAKE_SECONDS = 1.0
+watchdog.MAKE_SECONDS = 1.0
 mock.MockPool.{hang} = hang
 """
 
