@@ -1,4 +1,4 @@
-"""Measures the cost of counting and sampling: stopwatches and histograms of a training, reading all counters, a scrape.
+"""Measures the cost of counting and sampling: stopwatches and histograms of a training, a look at counters, a scrape.
 
 Plain additions to a counter are left out: some twenty for a request and a batch, at 30 to 50 ns each.
 """

@@ -1,4 +1,4 @@
-"""Whether an environment draws itself. Found out in a process of its own: some end theirs where they cannot."""
+"""Finds out whether an environment draws itself, in a separate process: some end theirs where they cannot."""
 
 import multiprocessing
 import os
@@ -14,12 +14,12 @@ END_SECONDS = 2.0
 
 
 def rendered(job: Welcome) -> Welcome:
-    """The same environments, drawing themselves."""
+    """Return the job with environments that draw themselves."""
     return job._replace(options={**job.options, **RENDERED}, processes=False)
 
 
 def why_not_drawn(job: Welcome) -> str:
-    """Why `rendered(job)` gives no pictures; empty if it does."""
+    """Return why `rendered(job)` gives no pictures; empty if it does."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_try, args=(theirs, job), name="drawing", daemon=True)

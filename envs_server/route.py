@@ -1,4 +1,4 @@
-"""Where an actor joins next: the learner it was started with, or where that has sent it. Knows nothing of sessions.
+"""Decides where an actor joins next: at its first address, or where a learner redirected it. Knows nothing of sessions.
 
 It trusts nobody further than the learner it was started with: the rules of `exposure.check_redirect` hold for every
 address, the credentials stay the same, and whatever goes wrong elsewhere leads back home.

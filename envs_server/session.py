@@ -38,7 +38,7 @@ MakePool = Callable[[Welcome, int], Pool]
 
 
 class Ending(Enum):
-    """How a session ended."""
+    """The ways in which a session ends."""
 
     over = "training is over"
     again = "the learner asked to join again"

@@ -36,7 +36,7 @@ class Share:
         self._thread.start()
 
     def ask(self, question: Callable[[Any], Any]) -> None:
-        """What it gives for the environments is put into the queue."""
+        """Have a question answered for the environments; the answer is put into the queue."""
         self._questions.put(question)
 
     def _work(self) -> None:
@@ -57,7 +57,7 @@ class Share:
         self._questions.put(None)
 
     def join(self, seconds: float) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -68,7 +68,7 @@ class Share:
 
 
 class Failed(NamedTuple):
-    """What a process says when it has failed."""
+    """The message of a process that has failed."""
 
     is_setting: bool  # whose fault it is
     words: str

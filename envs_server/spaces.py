@@ -22,7 +22,7 @@ WIDER = {"uint16": "int32", "uint32": "int64"}  # what torch lacks
 
 
 class LeafPath(NamedTuple):
-    """Where a leaf is in a value nested as its space is, and what it is there."""
+    """The position of a leaf in a value nested like its space, and the space there."""
 
     path: tuple[Any, ...]  # keys, from the outside in
     space: Any
@@ -35,7 +35,7 @@ class LeafPath(NamedTuple):
 
 
 def spec_of(observation: Any, action: Any, env: str) -> EnvSpec:
-    """What an environment with these spaces is like. Raises ConfigError for those that cannot be streamed."""
+    """Return the spec of an environment with these spaces. Raises ConfigError for spaces that cannot be streamed."""
     try:
         return EnvSpec(ObservationSpace(observation).spec, ActionSpace(action).spec)
     except ConfigError as error:
@@ -55,7 +55,7 @@ class ObservationSpace:
         return self._each(lambda place: place.of(values), count)
 
     def stacked(self, values: Sequence[Any]) -> Arrays:
-        """The same of one observation after the other."""
+        """Return the leaves of several observations, stacked."""
         return self._each(lambda place: [np.asarray(place.of(value)) for value in values], len(values))
 
     def _each(self, found: Callable[[LeafPath], Any], count: int) -> Arrays:
@@ -136,7 +136,7 @@ def _rows(values: Any, start: NDArray[np.int64] | None, spec: ArraySpec, count: 
 
 
 def _taken(action: Any, place: LeafPath) -> Any:
-    """As the space has it: bounds that were rounded on their way are kept, categories count from its start."""
+    """Return an action as the space has it: within bounds despite rounding, categories counted from its start."""
     space, start = place.space, place.start
     taken = action.astype(space.dtype)
     if _kind(space) == "Box":
@@ -157,7 +157,7 @@ def _array(space: Any) -> ArraySpec:
 
 
 def _categories(space: Any, kind: str) -> int:
-    """How many values an entry can have; 0 if they are amounts."""
+    """Return how many values an entry can have; 0 for numbers that are not categories."""
     if kind == "ArraySpec":
         return int(space.values)
     return int(space.n) if kind == "Discrete" else int(np.max(space.nvec)) if kind == "MultiDiscrete" else 0

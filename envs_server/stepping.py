@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def find_env(path: str) -> MakeEnv:
-    """What makes the environments of `your.module:make`, or of `gymnasium:ID` and any `module:ID` it registers."""
+    """Return what makes an environment of `your.module:make`, `gymnasium:ID` or any `module:ID` that is registered."""
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -132,7 +132,7 @@ def _made(make: MakeEnv, options: dict[str, Any]) -> Any:
 
 
 def _mask_spec(info: dict[str, Any], spec: EnvSpec) -> ArraySpec | None:
-    """Of the mask in info, if there is one and it is not in the observations already."""
+    """Return the spec of the mask in info, if there is one and it is not in the observations already."""
     return ArraySpec(np.shape(info[MASK]), "int8") if MASK in info and spec.mask is None else None
 
 

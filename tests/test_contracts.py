@@ -489,15 +489,12 @@ FRAGMENT = re.compile(
     r"(Of|That|Those|The same|As many|Or|And|But|Whose|Which|What|Whether|Where|Who|How|By|For|So many)\b"
 )
 # Rooms and root modules that still have such openings; a room that is clean stays clean.
-FRAGMENTED = {
-    *("seedrl.actions", "seedrl.metrics", "seedrl.specs", "seedrl.launching", "seedrl.models", "seedrl.monitoring"),
-    *("seedrl.ranks", "seedrl.roles", "seedrl.run", "seedrl.serving", "seedrl.trained", "seedrl.wire", "envs_server"),
-}
+FRAGMENTED = {"seedrl.wire"}
 # Words that a native speaker would not use here, with the ones to use instead.
 UNIDIOMATIC = re.compile(
     r"\b((?:go|goes|went|going) on|anew|so many|whoever|nobody|somebody)\b", re.IGNORECASE
 )  # continue or resume, again, N, and processes are not persons
-UNIDIOMATIC_DOCUMENTS = {"kubernetes.md", "launching.md", "metrics.md", "observability.md", "scaling.md"}  # still
+UNIDIOMATIC_DOCUMENTS = {"scaling.md"}  # still
 
 
 def docstrings_in(path: Path) -> Iterator[tuple[str, int]]:

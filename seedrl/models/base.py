@@ -17,7 +17,7 @@ FORBIDDEN = -1e9  # the logit of a forbidden choice: below all others, and finit
 
 
 class Model(Protocol):
-    """What seedrl needs of an `nn.Module`. Your own class is built with `YourModel(spec, **options)`.
+    """The interface that seedrl needs of an `nn.Module`. Your own class is built with `YourModel(spec, **options)`.
 
     `spec` is the EnvSpec with frames already stacked. The recurrent state of one environment is a flat vector of
     `core_size` floats (0 for none); it starts as zeros, and the model zeroes it wherever `inputs.reset` is true. The

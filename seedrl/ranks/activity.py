@@ -1,4 +1,4 @@
-"""Whether the actors of this rank deliver rows, so that other ranks should wait for its train batch. Knows no votes.
+"""Decides whether the actors of this rank deliver rows, so that other ranks wait for its train batch. Knows no votes.
 
 Environments may take minutes to make, actors may be paused for hours or hang in a step, and training must not stall on
 all ranks meanwhile.

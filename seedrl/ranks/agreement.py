@@ -53,7 +53,7 @@ class Vote(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What follows from the votes of all ranks."""
+    """The consequences of the votes of all ranks."""
 
     votes: tuple[Vote, ...] = (Vote(),)  # by rank
 

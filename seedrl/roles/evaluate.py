@@ -73,7 +73,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What some returns amount to; the interval is of the interquartile mean."""
+    """A summary of some returns; the interval is that of the interquartile mean."""
 
     episodes: int
     mean: float
@@ -171,7 +171,7 @@ def evaluate(
 
 
 def envs_of(config: EvalConfig) -> int:
-    """Of each actor: no more than there are episodes for."""
+    """Return the environments per actor, at most the number of its episodes."""
     wanted = config.envs or settings_of(config.run).actors.envs
     return max(1, min(wanted, config.episodes // config.actors))
 
@@ -251,7 +251,7 @@ def _to_stderr(words: str) -> None:
 
 
 class Progress:
-    """How far an evaluation is: one line on a terminal, a new one every few seconds otherwise."""
+    """Shows the progress of an evaluation: one line on a terminal, a new one every few seconds otherwise."""
 
     def __init__(self, config: EvalConfig, number: int) -> None:
         self._config = config

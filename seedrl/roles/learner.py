@@ -363,7 +363,7 @@ class Training:
 
 
 class RunClock:
-    """How long the run has taken, earlier processes included."""
+    """Measures how long the run has taken, earlier processes included."""
 
     def __init__(self, seconds_before: float = 0.0) -> None:
         self.seconds_before = seconds_before

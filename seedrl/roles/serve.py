@@ -64,12 +64,12 @@ class Serving:
             self._reload()
 
     def _reload(self) -> None:
-        """What cannot be taken up is said, and what was served is served on."""
+        """Load the newest checkpoint; one that cannot be loaded is logged, and the one before stays in use."""
         try:
             checkpoint = chosen_checkpoint(Path(self._config.run), self._config.checkpoint, warn=self._say)
             self.deployment.reload(checkpoint)
         except (SeedrlError, OSError) as error:
-            self._say(f"serve: no other weights could be taken up ({error}); those before are served on")
+            self._say(f"serve: the weights could not be replaced ({error}); the previous ones stay in use")
             return
         self._say(f"serve: policy {self.deployment.policy.version:,} from now on")
 

@@ -15,7 +15,7 @@ EPISODES = 100  # a mean return of fewer is too noisy to stop for
 
 
 class Progress(NamedTuple):
-    """How far a run is, or one rank's part of it."""
+    """The progress of a run, or of one rank's part of it."""
 
     env_steps: int = 0
     episodes: int = 0

@@ -1,8 +1,7 @@
-"""Which endpoint an actor should use, if there are several. Knows nothing of gRPC, nor how they hear of each other.
+"""Chooses the endpoint for an actor, if there are several. Knows nothing of gRPC, nor how rows travel between them.
 
-Whoever lets endpoints hear of each other calls two methods, as often as it likes but at least every few seconds:
-`own` for the row to tell the others, and `see` with the rows of all. An endpoint that nobody tells anything knows
-only itself, and sends nobody away.
+The code that connects endpoints calls two methods, at least every few seconds: `own` returns the row for the others,
+and `see` takes the rows of all. An endpoint that has received no rows knows only itself and redirects no actor.
 """
 
 import random
@@ -14,17 +13,17 @@ from typing import NamedTuple
 from seedrl.serving.sessions import SessionTable
 from seedrl.wire.security import is_socket
 
-NEAR_TIE = 1.1  # elsewhere has to be so much better
-TOO_MUCH = 1.5  # elsewhere has to be so much better for a session that is under way
+NEAR_TIE = 1.1  # factor by which another endpoint has to be better
+TOO_MUCH = 1.5  # factor by which another endpoint has to be better to move an open session
 RECENT_SECONDS = 10.0  # reports older than that say nothing about now
 MEASURED_SECONDS = 60.0  # a round trip is remembered after the last report, so that a slow endpoint stays avoided
-SEEN_SECONDS = 10.0  # who has not been heard of for so long is not there
+SEEN_SECONDS = 10.0  # an endpoint without a row for this long counts as gone
 ARRIVING_SECONDS = 3.0  # until an actor that was sent somewhere is seen there
-OVERLOAD_SECONDS = 5.0  # too much for so long before a session moves; and between two moves
+OVERLOAD_SECONDS = 5.0  # of overload before a session moves, and between two moves
 
 
 class LearnerEndpoint(NamedTuple):
-    """What is known of one of the learner's endpoints. Numbers and words only: it travels as JSON."""
+    """The state of one of the learner's endpoints. Numbers and strings only: it travels as JSON."""
 
     address: str
     free: int  # slots
@@ -75,11 +74,11 @@ class Balance:
         return LearnerEndpoint(self.address, slots - sessions.slots_taken, slots, self._round_trip(), sessions.is_open)
 
     def see(self, endpoints: Sequence[LearnerEndpoint]) -> None:
-        """All endpoints as they are now, this one among them or not."""
+        """Replace what is known of all endpoints; this one may be among them."""
         self._seen = Seen(self._clock(), tuple(each for each in endpoints if each.address != self.address))
 
     def choose(self, envs: int, is_sent: bool = False) -> str | None:
-        """The address that a new actor should use; None for this one. One that `is_sent` here stays if it can."""
+        """Return the address for a new actor; None for this one. An actor that `is_sent` here stays if it can."""
         others = self._others(envs)
         here = self.own()
         can_stay = here.is_open and here.free >= envs
@@ -91,7 +90,7 @@ class Balance:
         return self._send(chosen, envs)
 
     def elsewhere(self, envs: int, actors: int = 1) -> list[str] | None:
-        """Where so many actors can go from here, one address for each; None if there is no room for all of them."""
+        """Return another address for each of these actors; None if there is no room for all of them."""
         addresses: list[str] = []
         before = self._arriving.copy()
         for _ in range(actors):
@@ -104,14 +103,14 @@ class Balance:
 
     @property
     def has_others(self) -> bool:
-        """Whether there is another endpoint that takes actors."""
+        """Return whether there is another endpoint that takes actors."""
         return bool(self._others(0))
 
     def overload(self) -> str | None:
-        """Where one session should go because there are far too many here; to be asked about twice a second.
+        """Return where one session should move because this endpoint is overloaded; called about twice a second.
 
-        Only the fullest endpoint says so, after some seconds in which it was, and for one session at a time. It would
-        not be emptier than the other one afterwards, so nothing comes back.
+        Only the fullest endpoint moves sessions, after some seconds of overload, and one at a time. It would not be
+        emptier than the other one afterwards, so nothing moves back.
         """
         now, envs = self._clock(), self._sessions.config.actors.envs
         chosen = self._far_better(envs)
@@ -148,7 +147,7 @@ class Balance:
         return sum(arrival.envs for arrival in self._arriving if arrival.address == address)
 
     def _forget_arrived(self, seen: Seen, now: float) -> None:
-        """Who was sent somewhere is counted there by us, until the endpoint itself does or it takes too long."""
+        """Stop counting redirected actors that their new endpoint counts itself, or that take too long to arrive."""
         if seen is not self._counted:
             before = {each.address: each.free for each in self._counted.others}
             joined = {each.address: before.get(each.address, each.free) - each.free for each in seen.others}
@@ -165,7 +164,7 @@ class Balance:
         return endpoint.address
 
     def _better_of_two(self, endpoints: list[LearnerEndpoint], envs: int) -> LearnerEndpoint:
-        """Of two taken at random: nearly as even as the best of all, and no herd runs to one place on old news."""
+        """Return the cheaper of two random endpoints: nearly as even as the best, without herding on old rows."""
         two = self._random.sample(endpoints, min(2, len(endpoints)))
         return min(two, key=lambda each: _cost(each, envs, *two))
 
@@ -183,21 +182,21 @@ def _fullness(endpoint: LearnerEndpoint, more: int = 0) -> float:
 
 
 def _rank(endpoint: LearnerEndpoint) -> tuple[bool, float, str]:
-    """Orders endpoints the same way wherever it is asked; one that takes nobody comes first."""
+    """Return a key that orders endpoints alike everywhere; one that is closed to new actors comes first."""
     return endpoint.is_open, _fullness(endpoint), endpoint.address
 
 
 def _cost(endpoint: LearnerEndpoint, more: int, *compared: LearnerEndpoint) -> float:
-    """What its actors can expect with so many slots more: the round trip, times how full it is.
+    """Return the expected cost with `more` slots taken: the round trip times the fullness.
 
-    An endpoint that nobody has measured counts as if it were as fast as the fastest it is compared with.
+    An endpoint without measurements counts as being as fast as the fastest one it is compared with.
     """
     fastest = min((each.round_trip for each in compared if each.round_trip > 0), default=1.0)
     return (endpoint.round_trip or fastest) * _fullness(endpoint, more)
 
 
 def own_address(advertise: str, bound: str) -> str:
-    """By which actors reach an endpoint: what is advertised, HOST or HOST:PORT, and else where it listens."""
+    """Return the address of an endpoint for actors: what is advertised, HOST or HOST:PORT, or where it listens."""
     if not advertise or is_socket(bound):
         return bound
     has_port = advertise.rpartition(":")[2].isdigit() and not advertise.endswith("]")

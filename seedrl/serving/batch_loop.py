@@ -1,7 +1,7 @@
 """Runs one batch after the other: the batcher decides when, inference knows how. Knows nothing of their content.
 
 All of it happens in the server thread, between reading requests and writing answers. A thread of its own for inference
-would cost two hand-overs of the interpreter per batch and share it with the server anyway; gRPC's own threads go on
+would cost two hand-overs of the interpreter per batch and share it with the server anyway; gRPC's own threads keep
 receiving while a batch runs.
 """
 
@@ -40,14 +40,14 @@ class Runner(Protocol):
 
 
 class Pauses:
-    """How the batch loop waits and is woken. Owned by the server thread, except `wake`, which is for any thread."""
+    """Lets the batch loop wait and wakes it. Owned by the server thread, except `wake`, which is for any thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: asyncio.Future[None] | None = None
 
     async def pause(self, seconds: float) -> None:
-        """Wait until something happens, or for so long."""
+        """Wait until something happens, at most this long."""
         self._loop = asyncio.get_running_loop()
         self._pending = self._loop.create_future()
         timer = self._loop.call_later(seconds, self.end)

@@ -1,4 +1,4 @@
-"""What each slot is for: which policy acts there, whether it is trained on, how it explores.
+"""The seat of each slot: which policy acts there, whether it is trained on, how it explores.
 
 Evaluation is a seat that is greedy and not trained on. Knows nothing of sessions or of how actions are drawn.
 """
@@ -16,7 +16,7 @@ Slots = NDArray[np.int64]
 
 
 class Exploration(NamedTuple):
-    """How actions are drawn; see Actions.explored. Temperature 0 takes the most likely action."""
+    """The way in which actions are drawn; see Actions.explored. Temperature 0 takes the most likely action."""
 
     temperature: float = 1.0
     epsilon: float = 0.0

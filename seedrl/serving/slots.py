@@ -20,7 +20,7 @@ NOBODY = 0  # no session has this id
 
 
 class WritePosition(NamedTuple):
-    """Where the next rows of some slots are recorded."""
+    """The places where the next rows of some slots are recorded."""
 
     entry: Indices  # [N]  of the store
     t: Indices  # [N]  row of the unroll
