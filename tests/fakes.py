@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from seedrl.errors import EnvFailed
 from seedrl.rows import ENDED, RESET, TERMINATED, Rows
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.types import ModelInput, ModelOutput
@@ -74,12 +75,14 @@ class FakePool:
         self._ending = ending
         self._row = np.zeros(job.num_envs, np.int64)  # rows so far
         self._step = np.full(job.num_envs, -1)  # steps of the episode; the next row of -1 is a RESET
-        self._groups: queue.Queue[NDArray[np.int32]] = queue.Queue()
+        self._groups: queue.Queue[NDArray[np.int32] | None] = queue.Queue()
         for group in np.arange(job.num_envs, dtype=np.int32).reshape(-1, job.group_size):
             self._groups.put(group)
 
     def recv(self) -> Rows:
         env_id = self._groups.get()
+        if env_id is None:
+            raise EnvFailed("the environments were abandoned")
         self._step[env_id] += 1
         step = self._step[env_id]
         flags = np.where(step == 0, RESET, np.where(step == self._episode_length, self._ending, 0)).astype(np.uint8)
@@ -94,6 +97,10 @@ class FakePool:
     def send(self, action: NDArray[np.int32], env_id: NDArray[np.int32]) -> None:
         self.sent.append((env_id, action))
         self._groups.put(env_id)
+
+    def abandon(self) -> None:
+        """Let a thread that waits in `recv` return."""
+        self._groups.put(None)
 
     def close(self) -> None:
         self.closed = True
