@@ -30,6 +30,7 @@ class MockPool:
     """
 
     def __init__(self, job: Welcome) -> None:
+        self.job = job
         options = {**DEFAULTS, **job.options}
         observation = ArraySpec(tuple(options["shape"]), options["dtype"])
         self.spec = EnvSpec(observation, discrete(options["num_actions"]))

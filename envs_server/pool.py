@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from envs_server.counting import COUNTING, CountingPool
 from envs_server.doom import EngineDirectory
 from envs_server.gym import GymPool
 from envs_server.mock import MOCK, MockPool
@@ -66,9 +65,7 @@ def _bare_pool(job: Welcome, threads: int, make_env: MakeEnv | None) -> Pool:
         )
     if ":" in job.env_id:
         return GymPool(job, threads)
-    if job.env_id == MOCK:
-        return MockPool(job)
-    return CountingPool(job) if job.env_id == COUNTING else EnvPool(job, threads)
+    return MockPool(job) if job.env_id == MOCK else EnvPool(job, threads)
 
 
 def _wrapped(pool: Pool, path: str) -> Pool:

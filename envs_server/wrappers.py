@@ -16,9 +16,7 @@ class CartPolePositions(Wrapper):
         super().__init__(pool)
         observation = pool.spec.observation
         if isinstance(observation, dict) or observation.shape != (4,):
-            raise ConfigError(
-                f"CartPolePositions needs the four numbers of CartPole, saw observations of {observation}"
-            )
+            raise ConfigError(f"CartPolePositions needs the four numbers of CartPole, saw {observation}")
         self.spec = EnvSpec(ArraySpec((len(self.ENTRIES),), observation.dtype), pool.spec.action)
 
     def observation(self, observation: Arrays) -> Arrays:

@@ -1,4 +1,4 @@
-"""Every error that seedrl raises on purpose. Knows nothing of gRPC: `wire.status` maps these to status codes.
+"""Every error that seedrl raises on purpose. Knows nothing of gRPC: `wire.codes` maps these to status codes.
 
     SeedrlError
     ├── ConfigError            the settings cannot work; change them            exit 2

@@ -27,6 +27,7 @@ from seedrl.run.identity import identity
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, record, weights
 from tests.fakes import TinyModel, make_spec
+from tests.integration.waiting import DEADLINE
 
 WORLD = 2
 UPDATES = 5
@@ -200,7 +201,7 @@ def receive(ranks: Ranks) -> dict[str, Tensor]:
 
 
 def main(out: Path) -> None:
-    ranks = Ranks.join(identity("learner"), torch.device("cpu"), timeout=60.0)
+    ranks = Ranks.join(identity("learner"), torch.device("cpu"), timeout=DEADLINE)
     rank = ranks.identity.rank
     (out / str(rank)).mkdir(parents=True)
     for name, case in CASES.items():

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from envs_server.counting import ENV, STEP, CountingPool
 from seedrl.config import ActorsConfig, LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.serving.seats import EVALUATION, Seat, planned_seats
@@ -20,6 +19,7 @@ from seedrl.specs import ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.validation import check
 from seedrl.wire.messages import Hello
+from tests.chaos.counting import ENV, STEP, CountingPool
 from tests.chaos.model import CountingModel, UnrollCheck
 from tests.fakes import FakePool, make_job, make_spec
 from tests.rig import Rig, make_model, stacked

@@ -245,7 +245,7 @@ from seedrl.wire.messages import Welcome
 
 if __name__ == "__main__":
     hangs = {"trouble": "hang", "at": 1}
-    welcome = Welcome(1, "tests.simulators:Counter", hangs, [], num_envs=1, group_size=1, seed=1, processes=True)
+    welcome = Welcome(1, "tests.simulators:Counter", hangs, num_envs=1, group_size=1, seed=1, processes=True)
     pool = GymPool(welcome, 1)
     pool.send(np.zeros(1, np.int32), pool.recv().env_id)
     print(multiprocessing.active_children()[0].pid, flush=True)

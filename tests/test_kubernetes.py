@@ -31,7 +31,7 @@ from seedrl.run.directory import plain
 from seedrl.wire.certificates import make
 from seedrl.wire.security import exposures
 from tests.integration.support import grpc_server
-from tests.integration.waiting import free_address
+from tests.integration.waiting import DEADLINE, free_address
 from tests.manifests import GOLDEN, VARIANTS, documents, job_of, objects, rendered, stable
 from tests.programs import needed
 from tests.test_contracts import ROOT, run
@@ -167,7 +167,7 @@ def test_torchrun_takes_the_command_and_the_learner_its_settings(tmp_path: Path)
     assert set(here) <= set(names)
     command = [f"{name}={here[name]}" if (name := word.partition("=")[0]) in here else word for word in words]
     done = subprocess.run(
-        [sys.executable, *command[1:], "--cfg", "job"], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, *command[1:], "--cfg", "job"], capture_output=True, text=True, timeout=DEADLINE, check=False
     )
     assert done.returncode == 0, done.stderr
     settings = yaml.safe_load(done.stdout)
@@ -191,7 +191,7 @@ def test_torchrun_gives_rank_0_to_the_first_name_whoever_comes_first(tmp_path: P
 
     started = {address: start(address) for address in ("127.0.0.2", "127.0.0.1")}
     try:
-        said = {address: process.communicate(timeout=100)[0].strip() for address, process in started.items()}
+        said = {address: process.communicate(timeout=DEADLINE)[0].strip() for address, process in started.items()}
     finally:
         for process in started.values():
             process.kill()
@@ -377,7 +377,7 @@ def test_certificate_of_the_instructions_is_for_every_name_of_the_learner(host: 
             states: Queue[grpc.ChannelConnectivity] = Queue()
             channel.subscribe(states.put, try_to_connect=True)
             ends = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
-            state = next(state for state in iter(lambda: states.get(timeout=60), None) if state in ends)
+            state = next(state for state in iter(lambda: states.get(timeout=DEADLINE), None) if state in ends)
             channel.unsubscribe(states.put)
     assert state is (ends[0] if is_covered else ends[1])
 
@@ -497,15 +497,15 @@ def test_name_is_the_environments_as_a_service_can_have_it(overrides: str, name:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("listen=127.0.0.1:50051", "listen=127.0.0.1:50051 can be reached from inside the pod only"),
-        ("listen=unix:/tmp/x.sock", "listen=unix:/tmp/x.sock can be reached from inside the pod only"),
+        ("listen=127.0.0.1:50051", "listen=127.0.0.1:50051 can be reached only from inside the pod"),
+        ("listen=unix:/tmp/x.sock", "listen=unix:/tmp/x.sock can be reached only from inside the pod"),
         ("listen=10.0.0.1:50051", "listen=10.0.0.1:50051: the address of a pod is not known in advance"),
         ("listen=0.0.0.0:0", "listen=0.0.0.0:0: the address of a pod is not known in advance"),
-        ("metrics=127.0.0.1:9464", "metrics=127.0.0.1:9464 can be reached from inside the pod only"),
+        ("metrics=127.0.0.1:9464", "metrics=127.0.0.1:9464 can be reached only from inside the pod"),
         ("metrics=''", "metrics must not be empty: probes and Prometheus need it"),
         ("metrics=0.0.0.0:50051", "are the same port"),
         ("socket=unix:/tmp/x.sock", "socket=unix:/tmp/x.sock has no use: no actor runs inside"),
-        ("lockstep=true", "lockstep=true is for one machine"),
+        ("lockstep=true", "lockstep=true needs one machine"),
         ("launch=ray", "launch=ray has no manifests"),
         ("launch.name=Pong", "launch.name=Pong cannot name a Service"),
         ("launch.namespace=a_b", "launch.namespace=a_b cannot name a namespace"),
@@ -669,7 +669,7 @@ def test_overlay_gives_manifests_with_its_changes(tmp_path: Path) -> None:
     shutil.copytree(OVERLAY, tmp_path / "overlay")
     command(f"out={tmp_path}/manifests", *VARIANTS["one_rank"].split())
     done = subprocess.run(
-        [kubectl, "kustomize", str(tmp_path / "overlay")], capture_output=True, text=True, check=False, timeout=60
+        [kubectl, "kustomize", str(tmp_path / "overlay")], capture_output=True, text=True, check=False, timeout=DEADLINE
     )
     assert done.returncode == 0, done.stderr
     built = {(each["kind"], each["metadata"]["name"]): each for each in documents({"": done.stdout})}

@@ -33,11 +33,11 @@ from seedrl.wire.messages import (
     Welcome,
 )
 from tests.fakes import make_spec
+from tests.integration.waiting import DEADLINE
 from tests.rig import make_rows
 
 ENVS = 4
 SPEC = make_spec()
-DEADLINE = 20.0  # seconds that a test may wait for a condition
 
 
 class FakeStream:

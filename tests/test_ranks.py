@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seedrl.errors import RankLost
 from tests.by_torchrun import torchrun
-from tests.integration.waiting import free_address
+from tests.integration.waiting import DEADLINE, free_address
 from tests.ranked import CASES, SEPARATE, UPDATES, WORLD, joined, tensors_of_all_types, train, train_in_one
 
 Seen = dict[str, Tensor]
@@ -26,7 +26,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
     """What each rank had after every update, by case; all cases in one pair of processes."""
     out = tmp_path_factory.mktemp("ranks")
     done = subprocess.run(
-        torchrun(WORLD, "-m", "tests.ranked", str(out)), capture_output=True, text=True, timeout=110, check=False
+        torchrun(WORLD, "-m", "tests.ranked", str(out)), capture_output=True, text=True, timeout=DEADLINE, check=False
     )
     assert done.returncode == 0, done.stderr
     ranked = {
@@ -134,7 +134,7 @@ def test_rank_whose_fellow_dies_or_hangs_ends_with_a_reason_and_never_waits_for_
         for rank in range(2)
     )
     try:
-        words, _ = first.communicate(timeout=60)
+        words, _ = first.communicate(timeout=DEADLINE)
     finally:
         second.kill()
         second.communicate()

@@ -1,4 +1,4 @@
-"""Derives how many actors the learner could use from what waits for what. Pure: time is that of the rows it is given.
+"""The number of actors that the learner could use, from which side waits. Pure: time is that of the rows it is given.
 
 Acting and training are coupled: the store lets the learner train on each unroll a certain number of times (once in a
 queue, more often with several passes or with replay), and holds serving back once the learner is behind. So one of two

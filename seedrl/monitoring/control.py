@@ -18,7 +18,7 @@ def run_control(config: ControlConfig) -> None:
 
 
 def order_of(config: ControlConfig) -> ControlRequest:
-    """Environments with other options have to be made anew, so that is a reset as well."""
+    """Return the request. Environments with other options have to be created again, so that is a reset as well."""
     known = (*ORDERS, OPEN)
     unknown = [word for word in config.do if word not in known]
     if unknown or len(config.do) > 1:
@@ -38,7 +38,7 @@ def order_of(config: ControlConfig) -> ControlRequest:
 
 
 def _is_to_open(word: str, config: ControlConfig) -> bool | None:
-    """Return whether the learner accepts new actors from now on: not if all of its actors are to move."""
+    """Return whether the learner accepts new actors from now on: not if all of its actors have to move."""
     if word == OPEN:
         return True
     return False if ORDERS.get(word) == Command.REDIRECT and not config.actor else None

@@ -133,7 +133,7 @@ class Endpoint:
         connection.add_done_callback(lambda _: client.close())  # also if it never began
 
     async def _converse(self, client: socket.socket) -> None:
-        """One request, one answer. A client that goes away or is too slow is nobody's concern."""
+        """Answer one request. A client that disconnects or is too slow is ignored."""
         client.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=client, limit=HEAD_BYTES)
         try:

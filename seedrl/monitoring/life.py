@@ -1,4 +1,4 @@
-"""The parts of a learner that monitoring reads, and how far the learner is. Knows nothing of how they are shown."""
+"""The parts of a learner that monitoring reads, and its phase. Knows nothing of how they are shown."""
 
 import time
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Running(NamedTuple):
 
 @dataclass
 class Life:
-    """The stages of a learner's life. Each field is written once, by one thread, and read by any."""
+    """The phase of a learner. Each field is written once, by one thread, and read by any."""
 
     listen: str = ""  # where actors find the learner
     pages: str = ""  # where people find its pages; empty for nowhere

@@ -1,4 +1,4 @@
-"""Reports a learner on request: its status, and the gauges of its state.
+"""The status of a learner and the gauges of its state, read from its parts on request.
 
 Knows nothing of how they travel or are shown.
 """

@@ -1,7 +1,7 @@
-"""Makes the updates of several ranks one, in every update or every few of them. Knows nothing of what a loss means.
+"""Combines the updates of several ranks, in every update or every few of them. Knows nothing of what a loss means.
 
 Everything in a loss is a mean over the valid transitions of a rank's train batch, and ranks have different numbers of
-those. Weighed by its share of them, the mean over ranks is the mean over the joined batch. So the gradients that are
+those. Weighted by its share of them, the mean over ranks is the mean over the joined batch. So the gradients that are
 averaged are those of the joined batch, and likewise everything the algorithm reports. Running statistics are staged as
 sums (seedrl/models/statistics.py), and the average of sums makes the same statistics as their total. A rank with no
 valid transition has no train batch: it counts for nothing in any of this, and gets what the others trained.
@@ -37,7 +37,7 @@ class RankAverager:
         self._weight = torch.ones(())  # of this rank in a mean over those that have a train batch
         self._trained = torch.zeros(())  # updates with a train batch since weights were averaged
         self.model = ranks.data_parallel(model) if self._averages_gradients else model  # for forward and backward
-        self._before = _copies(self._buffers())  # when all ranks last had the same
+        self._before = _copies(self._buffers())  # as they were when all ranks last had the same
 
     def weigh(self, valid: Callable[[], Tensor]) -> Weigh:
         if self._averages_gradients:
@@ -64,7 +64,7 @@ class RankAverager:
 
     def agree(self, loss: Loss, grad_norm: Tensor) -> tuple[Loss, Tensor]:
         numbers = torch.stack([loss.total.detach(), *loss.report.values(), grad_norm]).double()
-        if self._averages_gradients:  # then the numbers are weighed, or the same everywhere
+        if self._averages_gradients:  # then the numbers are weighted already, or the same on all ranks
             self._average_with_buffers(staged_statistics(self._model), self._weight, numbers)
         else:
             self._average([numbers], self._weight)
@@ -93,7 +93,7 @@ class RankAverager:
             buffer.copy_(torch.where(change == 0, before, before + change))
 
     def _average(self, tensors: Sequence[Tensor], weight: Tensor, *others: Tensor) -> None:
-        """Make tensors the mean over all ranks, in place, the first ones weighed."""
+        """Make tensors the mean over all ranks, in place, the first ones weighted."""
         for tensor in tensors:
             tensor.detach().mul_(weight)
         self._ranks.all_reduce_mean([*tensors, *others])

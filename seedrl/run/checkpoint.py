@@ -89,9 +89,9 @@ def set_aside(path: Path, why: str) -> Path:
 
 def remove(path: Path) -> None:
     """Delete a checkpoint. It is renamed first, because one that is half deleted must not look complete."""
-    hidden = path.with_name(f".{path.name}")
+    renamed = path.with_name(f".{path.name}")
     with contextlib.suppress(OSError):
-        shutil.rmtree(path.rename(hidden), ignore_errors=True)
+        shutil.rmtree(path.rename(renamed), ignore_errors=True)
 
 
 def score_of(path: Path) -> float | None:

@@ -1,4 +1,4 @@
-"""Measures the memory that this process can still take from its host. Knows nothing of devices or of what it is for.
+"""The memory that this process can still take from its host. Knows nothing of devices or of what the memory is for.
 
 The kernel states what is free on the machine, but a container may have less: each control group from that of this
 process up to the root can have a limit, and all processes in it share that. The smallest remainder counts. Files that

@@ -1,4 +1,4 @@
-"""The identity of this process in its job, from variables that torchrun and the other engines set. Knows no torch."""
+"""The place of this process in a job, from the variables that torchrun and other launchers set. Knows no torch."""
 
 import os
 import socket

@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 AUTHORIZATION, SCHEME = "authorization", "Bearer "  # where a call shows its token
 Metadata = tuple[tuple[str, str], ...]
 
-# A peer that stopped answering is noticed after at most two of these. gRPC enforces the keepalive timeout
+# A peer that has stopped answering is noticed after at most two of these. gRPC enforces the keepalive timeout
 # only when the ping timeout is set as well.
 KEEPALIVE_MS = 5_000
 
@@ -86,7 +86,7 @@ def service_handler(
 
 
 class Link:
-    """A client's way to one learner: where it is, whom to trust, what to show. Owned by one thread."""
+    """A client's link to one learner: its address, the CA to trust, the token to show. Owned by one thread."""
 
     def __init__(self, address: str, security: SecurityConfig) -> None:
         check_client_security(address, security)
@@ -96,21 +96,21 @@ class Link:
         self._tokens = Tokens(security)
         self._has_tls = bool(security.ca_file) and not is_socket(address)
         if self._has_tls:
-            tls.client_credentials(security)  # raises now what would look like a learner that is down
+            tls.client_credentials(security)  # raises now; later it would look like a learner that is down
 
     def open(self) -> Any:
-        """A new channel, with the certificates as they are now."""
+        """Return a new channel, with the certificates as they are now."""
         if self._has_tls:
             return grpc.secure_channel(self.address, tls.client_credentials(self._security), options=client_options())
         return grpc.insecure_channel(self.address, options=client_options())
 
     def metadata(self) -> Metadata:
-        """To go with a call: the token, as it is now."""
+        """Return the metadata of a call: the token, as it is now."""
         token = self._tokens.first()
         return ((AUTHORIZATION, SCHEME + token),) if token else ()
 
     def check(self, code: grpc.StatusCode, details: str) -> None:
-        """Raises Unauthenticated if a call failed because the two ends do not trust each other."""
+        """Raise Unauthenticated if a call failed because the two ends do not trust each other."""
         if code is grpc.StatusCode.UNAUTHENTICATED:
             raise Unauthenticated(f"the learner at {self.address} refused this call (UNAUTHENTICATED): {details}")
         may_be_tls = code is grpc.StatusCode.UNAVAILABLE and not is_socket(self.address)

@@ -1,4 +1,4 @@
-"""Errors ⇄ gRPC status codes: the one place where they meet."""
+"""Errors ⇄ gRPC status codes. Knows nothing of calls."""
 
 import grpc
 
@@ -23,7 +23,7 @@ _CODES: dict[type[Refused], grpc.StatusCode] = {
     NoCapacity: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
-# What may be better next time. Everything else would fail again in the same way.
+# Failures that may not happen again. All others would happen again in the same way.
 _WORTH_RETRYING = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -1,7 +1,7 @@
-"""Memory that both ends of a stream have mapped when they run on one machine. Knows nothing of messages.
+"""Memory that both ends of a stream map when they run on one machine. Knows nothing of what is written there.
 
-The learner makes it, as an anonymous file that has no name to clean up: the kernel frees it when the last of the two is
-gone, however that one died. It is sealed, so neither end can shrink it under the other. The actor opens it through the
+The learner makes it as an anonymous file, which has no name to clean up: the kernel frees it when both processes are
+gone, however they died. It is sealed, so neither end can shrink it under the other. The actor opens it through the
 learner's /proc entry, which the kernel permits to the same user only.
 """
 
@@ -28,7 +28,7 @@ _PATH = re.compile(r"/proc/\d+/fd/\d+")
 
 
 class SharedBuffers:
-    """Some buffers of one size, numbered from 1, behind a page that begins with the token. Both ends may write."""
+    """Buffers of one size, numbered from 1, behind a page that begins with the token. Both ends may write."""
 
     def __init__(self, fd: int, offer: Memory) -> None:
         self.count = offer.buffers
@@ -36,13 +36,13 @@ class SharedBuffers:
         self._memory = memoryview(mmap.mmap(fd, _size(offer)))
 
     def bytes(self, buffer: int, size: int) -> memoryview:
-        """The first bytes of a buffer; the caller has checked that it has so many."""
+        """Return the first bytes of a buffer; the caller has checked that it is large enough."""
         at = PAGE + (buffer - 1) * _stride(self.buffer_bytes)
         return self._memory[at : at + size]
 
 
 class OfferedBuffers(SharedBuffers):
-    """The learner's end. It can be found at the path it offers until `close`; the memory outlives that."""
+    """The learner's end. Actors can open it at the path it offers until `close`; the memory lives longer."""
 
     def __init__(self, buffers: int, buffer_bytes: int) -> None:
         self._fd: int | None = os.memfd_create("seedrl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -54,29 +54,29 @@ class OfferedBuffers(SharedBuffers):
         self._memory[:TOKEN_BYTES] = self.offer.token
 
     def close(self) -> None:
-        """Whoever has opened it keeps it."""
+        """Let no further process open it; those that have opened it keep it."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
 
 def open_buffers(offer: Memory) -> SharedBuffers:
-    """The actor's end. Raises OSError when this is not, or not safely, the memory that was offered."""
+    """Return the actor's end. Raises OSError if this is not the memory that was offered, or is not safe to use."""
     if not IS_AVAILABLE or not _PATH.fullmatch(offer.path):
-        raise OSError(f"{offer.path} is no shared memory that can be opened here")
+        raise OSError(f"{offer.path} is not shared memory that can be opened here")
     fd = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_size != _size(offer) or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise OSError(f"{offer.path} is not the memory that was offered")
         if os.pread(fd, TOKEN_BYTES, 0) != offer.token:
-            raise OSError(f"{offer.path} is the memory of somebody else")
+            raise OSError(f"{offer.path} is the memory of another session")
         return SharedBuffers(fd, offer)
     finally:
         os.close(fd)
 
 
 def this_host() -> str:
-    """Equal for processes that may share memory: those of one user on one running machine. Empty where none can."""
+    """Return a text that is equal for processes of one user on one machine; empty where memory cannot be shared."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Who may talk to whom: what is shown beyond this machine, and the refusal to do so without TLS and token."""
+"""Which processes may talk to which: refuses to serve other machines without TLS and a token. Knows nothing of gRPC."""
 
 import ipaddress
 import os
@@ -12,7 +12,7 @@ def is_socket(address: str) -> bool:
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine can reach an address. A name counts as another machine's, except localhost."""
+    """Return whether only this machine can reach an address. Every name but localhost counts as another machine's."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return is_socket(address) or host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -21,7 +21,7 @@ def is_local(address: str) -> bool:
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether one can listen there, and nobody can connect to it."""
+    """Return whether an address is one to listen on but not one to connect to, such as 0.0.0.0."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return not is_socket(address) and ipaddress.ip_address(host).is_unspecified
@@ -34,12 +34,12 @@ def has_token(security: SecurityConfig) -> bool:
 
 
 def exposures(config: LearnerConfig) -> list[str]:
-    """What a learner serves beyond this machine without TLS and token, each with what is missing."""
+    """Return what a learner serves to other machines without TLS and token, each with what is missing."""
     return stream_exposures(config) + endpoint_exposures(config.metrics)
 
 
 def stream_exposures(config: LearnerConfig) -> list[str]:
-    """Of them, those by gRPC."""
+    """Return the exposures of the stream, which is gRPC's."""
     security = config.security
     missing = [] if security.certificate_file else ["TLS (security.certificate_file and key_file)"]
     missing += [] if has_token(security) else [f"a token (security.token_file or {TOKEN_VARIABLE})"]
@@ -49,7 +49,7 @@ def stream_exposures(config: LearnerConfig) -> list[str]:
 
 
 def endpoint_exposures(metrics: str) -> list[str]:
-    """The same for pages over HTTP, which have neither."""
+    """Return the exposures of the pages, which are HTTP's and have neither TLS nor token."""
     if metrics in ("", "auto") or is_local(metrics):
         return []
     return [f"metrics={metrics} reaches beyond this machine, and pages have neither TLS nor tokens"]
@@ -72,11 +72,11 @@ def check_actor_security(config: ActorConfig) -> None:
 
 
 def check_client_security(learner: str, security: SecurityConfig) -> None:
-    """For whoever connects to a learner: actors and `seedrl status`."""
+    """Check the settings of a process that connects to a learner, such as an actor or `seedrl status`."""
     _check_pair(security)
     require(
         not security.certificate_file or bool(security.ca_file),
-        "security.certificate_file is shown to a learner, which takes TLS: give security.ca_file, whom to trust",
+        "security.certificate_file is shown to a learner, which takes TLS: give security.ca_file, the CA to trust",
     )
     _refuse(client_exposures(learner, security), security)
 
@@ -89,7 +89,7 @@ def _check_pair(security: SecurityConfig) -> None:
 
 
 def check_redirect(home: str, address: str, security: SecurityConfig) -> None:
-    """For an actor of the learner at `home` that is sent elsewhere. Whoever sends it may not be trusted with more."""
+    """Check a redirect of an actor whose learner is at `home`. A redirect must not make it trust more machines."""
     require(
         is_local(home) or not is_local(address),
         f"learner={home} is another machine's, and {address} is on this one; its ranks.advertise may be missing",
@@ -104,13 +104,11 @@ def check_redirect(home: str, address: str, security: SecurityConfig) -> None:
 def client_exposures(learner: str, security: SecurityConfig) -> list[str]:
     if is_local(learner) or security.ca_file:
         return []
-    return [
-        f"learner={learner} is beyond this machine, and without TLS (security.ca_file) anybody between can read along"
-    ]
+    return [f"learner={learner} is beyond this machine, and without TLS (security.ca_file) others can read the stream"]
 
 
 def _refuse(exposures: list[str], security: SecurityConfig) -> None:
     require(
         not exposures or security.allow_insecure,
-        f"{'; '.join(exposures)}. docs/security.md says how to have both; security.allow_insecure=true does without",
+        f"{'; '.join(exposures)}. see docs/security.md, or allow it with security.allow_insecure=true",
     )

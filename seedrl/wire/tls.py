@@ -16,7 +16,7 @@ NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LON
 
 
 def server_credentials(security: SecurityConfig) -> Any:
-    """A learner's; with a CA, actors have to show a certificate of it. Raises ConfigError if the files do not fit."""
+    """Return a learner's; with a CA, actors must show a certificate of it. Raises ConfigError if files do not fit."""
     _own_end(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), security)
     pair = (_read(security.key_file), _read(security.certificate_file))
     ca = _read(security.ca_file) if security.ca_file else None
@@ -24,18 +24,18 @@ def server_credentials(security: SecurityConfig) -> Any:
 
 
 def client_credentials(security: SecurityConfig) -> Any:
-    """An actor's, which trusts nobody but its CA. Raises ConfigError if the files do not fit."""
+    """Return an actor's, which trust only its CA. Raises ConfigError if the files do not fit."""
     _own_end(_client(), security)
     own = [_read(name) if name else None for name in (security.key_file, security.certificate_file)]
     return grpc.ssl_channel_credentials(_read(security.ca_file), *own)
 
 
 def trouble(address: str, security: SecurityConfig) -> str:
-    """Why there can be no connection to a learner that is there, in words; empty if TLS is not the reason."""
+    """Return why a connection to a learner fails, in words; empty if TLS is not the reason."""
     try:
         if not security.ca_file:
             _goes_on(address, _trusting(_client()))
-            return "it speaks TLS: give security.ca_file, whom to trust"
+            return "it uses TLS: give security.ca_file, the CA to trust"
         context = _own_end(_client(), security)
         if _goes_on(address, context) or _goes_on(address, context):  # again: it may have ended just then
             return ""
@@ -44,13 +44,13 @@ def trouble(address: str, security: SecurityConfig) -> str:
         return f"its certificate is refused: {_words(error)}"
     except ssl.SSLError as error:
         is_plain = security.ca_file and error.reason in NO_TLS
-        return "it speaks no TLS: give it a certificate, or leave security.ca_file out" if is_plain else ""
+        return "it does not use TLS: give it a certificate, or leave security.ca_file out" if is_plain else ""
     except (OSError, ValueError):  # it is not there, or its address is none of ours
         return ""
 
 
 def _goes_on(address: str, context: ssl.SSLContext) -> bool:
-    """Whether a learner goes on talking after the handshake; it hangs up without a word if it dislikes our end."""
+    """Return whether a learner sends anything after the handshake; it hangs up if it refuses our certificate."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     with (
@@ -68,7 +68,7 @@ def _about_own_certificate(security: SecurityConfig) -> str:
 
 
 def _verified(security: SecurityConfig) -> str:
-    """What our own CA has against our own certificate; empty for nothing. Two ends in memory greet each other."""
+    """Return why our own CA refuses our own certificate; empty if it does not. Two ends in memory shake hands."""
     server = _own_end(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), security)
     server.verify_mode = ssl.CERT_REQUIRED
     client = _own_end(_trusting(_client()), security)
@@ -90,18 +90,18 @@ def _client() -> ssl.SSLContext:
 
 
 def _trusting(context: ssl.SSLContext) -> ssl.SSLContext:
-    """For asking only: nothing is ever said over it."""
+    """Return a context that trusts every certificate, for a handshake over which nothing is sent."""
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
 
 
 def _own_end(context: ssl.SSLContext, security: SecurityConfig) -> ssl.SSLContext:
-    """With our certificate and the CA we trust, where there are such."""
+    """Return the context with our certificate and the CA we trust, if there are such."""
     certificate, key, ca = security.certificate_file, security.key_file, security.ca_file
     try:
         if certificate:
-            context.load_cert_chain(certificate, key, password=lambda: "")  # asks nobody for a password
+            context.load_cert_chain(certificate, key, password=lambda: "")  # an encrypted key fails instead of asking
     except OSError as error:
         words = f"security.certificate_file={certificate} and key_file={key} do not make a pair: {_words(error)}"
         raise ConfigError(words) from error
@@ -114,7 +114,7 @@ def _own_end(context: ssl.SSLContext, security: SecurityConfig) -> ssl.SSLContex
 
 
 def _words(error: OSError) -> str:
-    """OpenSSL's, without its line numbers."""
+    """Return the words of OpenSSL, without its line numbers."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message.rstrip(".")
     if isinstance(error, ssl.SSLError):

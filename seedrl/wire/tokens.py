@@ -1,6 +1,6 @@
-"""The secrets that actors show and a learner asks for, as its file holds them now. Knows nothing of gRPC.
+"""The tokens that actors show and a learner expects, as its file holds them now. Knows nothing of gRPC.
 
-A token appears in no message of ours, in no exception and in no repr.
+A token never appears in a log line, an exception or a repr.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _TOKEN = re.compile(r"[!-~]+")  # visible ASCII, as metadata can hold it
 
 
 class Tokens:
-    """Follows its file: a change counts from the next question on. Owned by one thread."""
+    """Follows its file: a change takes effect with the next call. Owned by one thread."""
 
     def __init__(self, security: SecurityConfig, say: Callable[[str], None] = lambda _: None) -> None:
         self._path = security.token_file
@@ -34,18 +34,18 @@ class Tokens:
         return bool(self._tokens)
 
     def first(self) -> str:
-        """The one to show; empty for none."""
+        """Return the token to show; empty for none."""
         self._follow()
         return self._tokens[0] if self._tokens else ""
 
     def accepts(self, shown: str) -> bool:
-        """Whether it is one of them. Takes the same time for every wrong one, however much of it is right."""
+        """Return whether a token is valid. Takes the same time for every wrong one, however much of it is right."""
         self._follow()
         digest = _digest(shown)
         return sum([hmac.compare_digest(digest, _digest(token)) for token in self._tokens]) > 0
 
     def _follow(self) -> None:
-        """Reads the file again if it has changed. One that cannot be used, such as half a file, changes nothing."""
+        """Read the file again if it has changed. A file that cannot be used, such as half of one, changes nothing."""
         if self._path and (signature := self._signature()) != self._seen:
             self._seen = signature
             try:
@@ -78,7 +78,7 @@ def _from_environment() -> tuple[str, ...]:
 
 
 def _checked(tokens: list[str], where: str) -> tuple[str, ...]:
-    """Says what is wrong with a token, never what it is."""
+    """Return the tokens. Raises ConfigError that says what is wrong with a token, never what the token is."""
     if not tokens:
         raise ConfigError(f"{where} holds no token; `seedrl certs` makes one")
     for number, token in enumerate(tokens, 1):
@@ -93,11 +93,11 @@ def _checked(tokens: list[str], where: str) -> tuple[str, ...]:
 
 
 def _digest(token: str) -> bytes:
-    """Of equal length, whatever was shown."""
+    """Return a digest, whose length tells nothing of the token."""
     return hashlib.sha256(token.encode(errors="backslashreplace")).digest()
 
 
 def open_to_others(security: SecurityConfig) -> list[str]:
-    """The files with secrets that other users of this machine may read."""
+    """Return the files with secrets that other users of this machine may read."""
     private = [Path(name) for name in (security.key_file, security.token_file) if name]
     return [str(path) for path in private if path.exists() and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]

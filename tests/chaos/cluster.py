@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from envs_server.counting import SIGNATURE
+from tests.chaos.counting import MODULE, SIGNATURE, WRAPPER, mock_options
 from tests.chaos.proxy import Proxy
 from tests.integration.processes import Commands, Process, checkpoints_of
 from tests.integration.waiting import free_address, is_listening
@@ -99,6 +99,7 @@ class Cluster:
     def start_actor(self, number: int) -> Process:
         settings = (
             f"learner={self.proxies[number].address}",
+            f"modules=[{MODULE}]",
             f"name=actor-{number}",
             f"metrics={self._actor_metrics[number]}",
         )
@@ -187,12 +188,23 @@ class Cluster:
         return {}
 
 
+def _hydra(options: dict[str, Any]) -> str:
+    """Return plain options as an override of Hydra's has them."""
+    return "{" + ", ".join(f"{name}: {value}" for name, value in options.items()) + "}"
+
+
 def learner_settings(setup: Setup, violations: Path) -> tuple[str, ...]:
     """Of a learner on counting environments, but for where it is."""
     model = f"{{violations: '{violations}', update_seconds: {setup.update_seconds}}}"
     return (
-        *("env=any", "env.id=counting", "model.name=tests.chaos.model:CountingModel", f"model.options={model}"),
-        f"env.options={{size: {setup.size}, longest: 40, step_seconds: {setup.step_seconds}}}",
+        *(
+            "env=any",
+            "env.id=mock",
+            f"env.wrappers=[{WRAPPER}]",
+            "model.name=tests.chaos.model:CountingModel",
+            f"model.options={model}",
+        ),
+        f"env.options={_hydra(mock_options(setup.size, step_seconds=setup.step_seconds))}",
         *(f"algorithm.unroll_length={setup.unroll_length}", f"algorithm.batch_size={setup.batch_size}"),
         *(f"actors.envs={setup.envs}", "actors.groups=2"),
         f"serving.max_slots={(setup.actors + setup.spare) * setup.envs}",

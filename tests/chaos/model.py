@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from envs_server.counting import AGE, ENV, FLAGS, NONCE, NUM_ACTIONS, SIGNATURE, STEP, right_action
 from seedrl.rows import ENDED, RESET
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput
+from tests.chaos.counting import AGE, ENV, FLAGS, NONCE, NUM_ACTIONS, SIGNATURE, STEP, right_action
 
 REMEMBERED = 10_000  # environments whose last unroll is known
 

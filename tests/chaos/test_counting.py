@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from envs_server.counting import (
+from envs_server.mock import MockPool
+from envs_server.pool import make_pool
+from seedrl.errors import ConfigError
+from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED
+from seedrl.types import ModelInput
+from tests.chaos.counting import (
     AGE,
     BEHIND,
     ENV,
@@ -17,13 +22,11 @@ from envs_server.counting import (
     NUM_ACTIONS,
     SIGNATURE,
     STEP,
+    WRAPPER,
     CountingPool,
+    mock_options,
     right_action,
 )
-from envs_server.pool import make_pool
-from seedrl.errors import ConfigError
-from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED
-from seedrl.types import ModelInput
 from tests.chaos.model import CountingModel, UnrollCheck
 from tests.fakes import make_job
 from tests.rig import Rig
@@ -45,8 +48,12 @@ def play(pool: CountingPool, requests: int) -> list[Any]:
     return history
 
 
-def test_make_pool_of_counting_makes_counting_environments() -> None:
-    assert isinstance(make_pool(counting_job(), threads=1), CountingPool)
+def test_mock_environments_become_counting_ones_by_a_wrapper() -> None:
+    job = make_job(4, 2, env_id="mock", options=mock_options(size=12, longest=3), wrappers=[WRAPPER])
+    pool = make_pool(job, threads=1)
+    assert isinstance(pool, CountingPool)
+    assert pool.recv().observation.shape == (2, 12)
+    assert pool.spec == MockPool(job).spec
 
 
 def test_pool_with_other_options_is_refused() -> None:

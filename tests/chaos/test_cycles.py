@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs_server.counting import NUM_ACTIONS, SIGNATURE, CountingPool
 from seedrl.wire import codec
 from tests.chaos.cluster import Cluster, Resources, Setup, resources, wait_until
+from tests.chaos.counting import NUM_ACTIONS, SIGNATURE, CountingPool
 from tests.chaos.proxy import Proxy
 from tests.fakes import make_spec
 from tests.integration.support import RawActor

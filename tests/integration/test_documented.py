@@ -18,7 +18,7 @@ from seedrl.specs import ArraySpec
 from tests.documented import ROOT, write_program
 from tests.fakes import make_job
 from tests.integration.processes import Commands, summary_of
-from tests.integration.waiting import free_address
+from tests.integration.waiting import DEADLINE, free_address
 
 pytestmark = pytest.mark.long
 
@@ -55,7 +55,7 @@ def test_documented_simulator_trains_from_a_bare_python(commands: Commands, bare
     )
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     actor = subprocess.run(
-        [bare_python, path, address], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [bare_python, path, address], env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
     )
     assert actor.returncode == 0, actor.stderr
     assert "Done: " in actor.stdout

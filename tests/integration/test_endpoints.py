@@ -533,7 +533,7 @@ def test_actor_with_tls_says_nothing_to_a_server_without(secured: Secured) -> No
 
     with ScriptedLearner(listen) as plain:
         secured.send_to(plain.address)
-        eventually(lambda: secured.actor.says(f"no connection to the learner at {plain.address}: it speaks no TLS"))
+        eventually(lambda: secured.actor.says(f"no connection to the learner at {plain.address}: it does not use TLS"))
         eventually(secured.has_it)
     assert heard == []
 

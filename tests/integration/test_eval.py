@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs_server.counting import COUNTING, CountingPool
 from seedrl.config import EvalConfig, LearnerConfig
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.roles.evaluate import Quota, Score, evaluate
 from seedrl.run.snapshot import chosen_checkpoint
 from seedrl.serving.slots import FinishedEpisodes
 from seedrl.validation import check_eval
+from tests.chaos.counting import WRAPPER, CountingPool, mock_options
 from tests.fakes import make_job
 from tests.integration.processes import Commands
 from tests.integration.trained import checkpoint_of, make_run
@@ -74,8 +74,8 @@ def test_check_eval_refuses_what_cannot_work(wrong: dict[str, int]) -> None:
 
 
 def counting(config: LearnerConfig) -> None:
-    config.env.id = COUNTING
-    config.env.options = {"longest": 30}
+    config.env.id, config.env.wrappers = "mock", [WRAPPER]
+    config.env.options = mock_options(longest=30)
     config.model.name = "tests.chaos.model:CountingModel"
     config.model.options = {"violations": str(Path(config.run_dir) / "violations")}
     # What follows concerns training only, and an evaluation must not care.
@@ -86,7 +86,7 @@ def counting(config: LearnerConfig) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Of a policy that does what counting environments want; they end their actor if one action is wrong."""
-    spec = CountingPool(make_job(env_id=COUNTING)).spec
+    spec = CountingPool(make_job()).spec
     weights = {"model/value.weight": torch.zeros(1, 1), "model/value.bias": torch.zeros(1)}
     return make_run(tmp_path / "run", checkpoint_of(weights, spec, updates=3), change=counting)
 
@@ -122,7 +122,7 @@ def test_eval_prints_json_for_each_seed_and_writes_it_into_the_run_directory(run
     assert [len(each["returns"]) for each in report["seeds"]] == [8, 8]
     assert report["seeds"][0]["returns"] != report["seeds"][1]["returns"]
     assert report["score"]["episodes"] == 16
-    assert (report["env"], report["env_steps"], report["greedy"]) == (COUNTING, 300, True)
+    assert (report["env"], report["env_steps"], report["greedy"]) == ("mock", 300, True)
     (written,) = (run / "eval").iterdir()
     assert json.loads(written.read_text()) == report
     assert "seed 2: mean" in err

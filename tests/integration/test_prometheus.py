@@ -24,7 +24,7 @@ from tests.browser import chromium, dom_of
 from tests.fakes import make_spec
 from tests.integration.processes import Commands, Process
 from tests.integration.support import RawActor
-from tests.integration.waiting import eventually, free_address
+from tests.integration.waiting import DEADLINE, eventually, free_address
 from tests.programs import needed
 
 pytestmark = pytest.mark.long
@@ -78,7 +78,7 @@ class Watched:
 
     def page(self, path: str, **parameters: str) -> str:
         url = f"http://{self.prometheus}{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=DEADLINE) as answer:
             text: str = answer.read().decode()
         return text
 

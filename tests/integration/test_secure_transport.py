@@ -197,9 +197,9 @@ def misfits(certificates: Certificates) -> dict[str, tuple[SecurityConfig, Secur
         "it asks for a certificate": (own, actor(SecurityConfig())),
         "it refuses security.certificate_file=.*: certificate has expired": (own, actor(c.expired_client)),
         "it refuses security.certificate_file=.*": (own, actor(c.foreign_client)),
-        "it speaks no TLS": (nothing, actor(c.client)),
-        "it speaks TLS: give security.ca_file": (learner(c.server), nothing),
-        "it speaks TLS": (own, nothing),
+        "it does not use TLS": (nothing, actor(c.client)),
+        "it uses TLS: give security.ca_file": (learner(c.server), nothing),
+        "it uses TLS": (own, nothing),
     }
 
 

@@ -23,7 +23,7 @@ from tests.integration.processes import Commands
 from tests.integration.support import SPEC, InThread, RawActor, ended_together
 from tests.integration.test_processes import SMALL
 from tests.integration.trained import favouring, make_run, save
-from tests.integration.waiting import eventually, free_address, is_listening
+from tests.integration.waiting import DEADLINE, eventually, free_address, is_listening
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,7 +169,7 @@ def test_serve_client_of_the_documentation_plays_an_episode_with_a_trained_polic
     eventually(lambda: is_listening(address) or not serving.is_running)
     client = client_of_the_documentation(tmp_path)
     done = subprocess.run(
-        [sys.executable, client.name, address], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60
+        [sys.executable, client.name, address], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=DEADLINE
     )
     assert done.returncode == 0, done.stderr + serving.err
     found = re.fullmatch(r"return (\d+) in (\d+) steps\n", done.stdout)

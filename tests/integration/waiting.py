@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-DEADLINE = 60.0  # of every wait; reached only when something hangs
+DEADLINE = 120.0  # seconds, of every wait; reached only when something hangs, not on a machine with ten times its load
 PAUSE = 0.01  # seconds between two looks
 
 

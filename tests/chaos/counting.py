@@ -2,6 +2,8 @@
 
 Every observation tells which pool, environment and step it is from, and the one right action for it follows from that.
 The pool checks the actions it is given; tests/chaos/model.py checks what is trained on. Knows nothing of streams.
+
+Actors find it with env.id=mock and env.wrappers=[tests.chaos.counting:counting].
 """
 
 import secrets
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envs_server.mock import MockPool
 from seedrl.errors import ConfigError
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, ArraySpec, EnvSpec, discrete
@@ -22,6 +25,23 @@ NUM_ACTIONS = 31
 NONCE, ENV, STEP, AGE, FLAGS = range(5)  # entries of a signature
 SIGNATURE = 5
 BEHIND = 1000  # steps of the others after which an action that has not come never will
+
+
+MODULE = "tests.chaos.counting"  # which actors have to be allowed
+WRAPPER = f"{MODULE}:counting"
+
+
+def mock_options(size: int = 5, longest: int = 40, step_seconds: float = 0.0) -> dict[str, Any]:
+    """Return the env.options with which the mock environment becomes this one."""
+    shape = {"shape": [size], "dtype": "int32", "num_actions": NUM_ACTIONS}
+    return {**shape, "episode_length": longest, "step_seconds": step_seconds}
+
+
+def counting(pool: MockPool) -> "CountingPool":
+    """Return a counting pool in the place of a mock pool."""
+    options = pool.job.options
+    own = {"size": options["shape"][0], "longest": options["episode_length"], "step_seconds": options["step_seconds"]}
+    return CountingPool(pool.job._replace(options=own))
 
 
 def right_action(signature: Any) -> Any:
