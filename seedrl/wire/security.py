@@ -1,4 +1,4 @@
-"""Decides which processes may connect: refuses to serve other machines without TLS and a token. Knows nothing of gRPC."""
+"""Decides who may connect: refuses to serve other machines without TLS and a token. Knows nothing of gRPC."""
 
 import ipaddress
 import os
