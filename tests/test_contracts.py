@@ -488,13 +488,10 @@ def test_source_uses_the_words_of_the_design() -> None:
 FRAGMENT = re.compile(
     r"(Of|That|Those|The same|As many|Or|And|But|Whose|Which|What|Whether|Where|Who|How|By|For|So many)\b"
 )
-# Rooms and root modules that still have such openings; a room that is clean stays clean.
-FRAGMENTED = {"seedrl.wire"}
 # Words that a native speaker would not use here, with the ones to use instead.
 UNIDIOMATIC = re.compile(
     r"\b((?:go|goes|went|going) on|anew|so many|whoever|nobody|somebody)\b", re.IGNORECASE
 )  # continue or resume, again, N, and processes are not persons
-UNIDIOMATIC_DOCUMENTS = {"scaling.md"}  # still
 
 
 def docstrings_in(path: Path) -> Iterator[tuple[str, int]]:
@@ -510,11 +507,10 @@ def prose() -> list[Path]:
     return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "bench/README.md"]
 
 
-def test_docstrings_of_clean_rooms_begin_with_more_than_a_fragment() -> None:
-    rooms = [path for name, path in WITH_BENCH.items() if not any(belongs_to(name, room) for room in FRAGMENTED)]
+def test_docstrings_begin_with_more_than_a_fragment() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} {text.splitlines()[0]}"
-        for path in rooms
+        for path in WITH_BENCH.values()
         for text, line in docstrings_in(path)
         if FRAGMENT.match(text)
     ]
@@ -525,7 +521,6 @@ def test_documents_are_idiomatic() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{number} {found.group()}"
         for path in prose()
-        if path.name not in UNIDIOMATIC_DOCUMENTS
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if (found := UNIDIOMATIC.search(line))
     ]

@@ -40,7 +40,7 @@ def run_certs(config: CertsConfig) -> None:
 
 
 def make(config: CertsConfig) -> dict[str, bytes]:
-    """What goes into each of FILES."""
+    """Return the content of each of FILES."""
     until = datetime.now(UTC) + timedelta(days=config.days)
     ca = Authority(until)
     server, client = ca.issue_server(config.hosts, until), ca.issue_client(until)
@@ -121,7 +121,7 @@ def _check(config: CertsConfig, directory: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """For the owner's eyes only, from the very first byte; certificates are for everybody."""
+    """Write a file; all but certificates are readable by their owner alone, from the very first byte."""
     mode = 0o644 if path.suffix == ".pem" else 0o600
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

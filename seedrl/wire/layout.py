@@ -1,4 +1,4 @@
-"""Where the leaves of observations lie in a shared buffer. Knows nothing of messages or of how memory is shared."""
+"""The places of the leaves of observations in a shared buffer. Knows nothing of messages or shared memory."""
 
 from seedrl.specs import EnvSpec
 

@@ -1,4 +1,4 @@
-"""Which processes may talk to which: refuses to serve other machines without TLS and a token. Knows nothing of gRPC."""
+"""Decides who may connect: refuses to serve other machines without TLS and a token. Knows nothing of gRPC."""
 
 import ipaddress
 import os
