@@ -166,10 +166,10 @@ def memory(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     """Check that weights and store fit the device, and checkpoints the disk."""
     from seedrl.device import choose_device
     from seedrl.models.base import core_size_of
-    from seedrl.models.build import build_model
+    from seedrl.models.build import build_run_model
     from seedrl.run.budget import budget_of, checkpoint_bytes, free_bytes
 
-    model = build_model(config.model, spec.stacked(config.env.frame_stack), config.seed)
+    model = build_run_model(config, spec)
     budget, free = budget_of(config, spec, model, core_size_of(model)), free_bytes(choose_device(config.device))
     is_enough = free is None or budget.total <= free
     yield Finding(is_enough, f"memory: {budget}" + (f", {mebibytes(free)} free" if free is not None else ""))

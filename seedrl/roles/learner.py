@@ -23,7 +23,7 @@ from seedrl.errors import Diverged, RankLost, RunDirectoryError, SeedrlError, Th
 from seedrl.learning.loop import POLL_SECONDS, TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
-from seedrl.models.build import build_model
+from seedrl.models.build import build_run_model
 from seedrl.monitoring.life import Running, Watched
 from seedrl.monitoring.monitor import Monitor
 from seedrl.policy import Policy
@@ -306,7 +306,7 @@ class Training:
         config, device, inference = process.config, process.device, process.inference
         torch.set_num_threads(torch_threads(config))
         actions = Actions(spec, config.model.squash)
-        model = build_model(config.model, spec.stacked(config.env.frame_stack), config.seed).to(device)
+        model = build_run_model(config, spec, device)
         algorithm = build_algorithm(config.algorithm, actions, model)
         sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
         budget = budget_of(config, spec, model, sizes.core_size)

@@ -18,7 +18,7 @@ from seedrl.device import choose_device
 from seedrl.errors import RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.metrics import ServingMetrics
 from seedrl.models.base import core_size_of
-from seedrl.models.build import build_model
+from seedrl.models.build import build_run_model
 from seedrl.monitoring.reporting import actor_status
 from seedrl.policy import Policy
 from seedrl.run.budget import check_budget, serving_budget
@@ -79,7 +79,7 @@ class PolicyServer:
         config, device, spec = self._config, self.device, self._spec
         torch.set_num_threads(torch_threads(config))
         actions = Actions(spec, config.model.squash)
-        self._model = build_model(config.model, spec.stacked(config.env.frame_stack), config.seed).to(device)
+        self._model = build_run_model(config, spec, device)
         load_weights(self._model, checkpoint)
         core_size = core_size_of(self._model)
         sizes = StoreSizes.of(config, core_size)._replace(capacity=0)

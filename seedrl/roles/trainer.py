@@ -14,7 +14,7 @@ from seedrl.errors import Diverged, SeedrlError
 from seedrl.learning.learner import Learner
 from seedrl.learning.loop import TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
-from seedrl.models.build import build_model
+from seedrl.models.build import build_run_model
 from seedrl.ranks.agreement import Vote
 from seedrl.ranks.group import Ranks
 from seedrl.ranks.peers import share_checkpoint
@@ -79,7 +79,7 @@ class TrainerProcess:
         config = self.config
         torch.set_num_threads(torch_threads(config))
         torch.set_flush_denormal(True)
-        model = build_model(config.model, spec.stacked(config.env.frame_stack), config.seed).to(self.device)
+        model = build_run_model(config, spec, self.device)
         self.learner = Learner(
             config,
             model,
