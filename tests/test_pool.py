@@ -202,9 +202,7 @@ def test_make_unknown_id_with_nothing_near_suggests_nothing() -> None:
 
 
 def test_make_cartpole_positions_of_another_environment_are_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^CartPolePositions needs the four numbers of CartPole, saw observations of"
-    ):
+    with pytest.raises(ConfigError, match=r"^CartPolePositions needs the four numbers of CartPole, saw "):
         make_pool("Catch-v0", wrappers=[POSITIONS])
 
 
