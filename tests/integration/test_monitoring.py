@@ -259,3 +259,4 @@ def test_actor_with_metrics_serves_its_own(run: tuple[Commands, Process, Path]) 
     eventually(lambda: metric(get(served, "/metrics")[1], "seedrl_actor_steps_total") > 0)
     assert get(served, "/readyz") == (200, "in a session\n")
     assert "watched" in {each["name"] for each in status_of(commands, directory)["actors"]}
+    actor.end()
