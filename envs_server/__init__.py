@@ -6,7 +6,7 @@ With your own environments: from envs_server import Actor; Actor("host:port", ma
 import os
 
 # Some environments fork, from several threads at once: Doom's do. gRPC's own handlers of that abort the process then,
-# and nobody here uses gRPC in a process that was forked. It is read when grpc is imported first.
+# and no forked process here uses gRPC. It is read when grpc is imported first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from envs_server.actor import Actor

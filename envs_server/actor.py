@@ -59,11 +59,11 @@ class Actor:
         self._session: ActorSession | None = None
         self._instance = secrets.token_hex(8)
         self._epoch = 0
-        self._env_failures: deque[float] = deque()  # when, of late
-        self._untold_failure = ""  # of the environments: the learner is told with the next Hello
+        self._env_failures: deque[float] = deque()  # the times of recent ones
+        self._untold_failure = ""  # of the environments; the next Hello reports it
 
     def run(self) -> None:
-        """Returns when training is over or `stop` was called; raises when it makes no sense to go on."""
+        """Run until training is over or `stop` is called; raise what another attempt cannot mend."""
         self._warn_if_exposed()
         seen = time.monotonic()
         failures = 0
@@ -87,7 +87,7 @@ class Actor:
             ending, why = self._turn(session, ending, why)
             if ending not in AT_ONCE and not self._stopping.is_set():
                 if ending is Ending.env_failed:
-                    self._say(f"actor {self._name}: {why}; making the environments anew")
+                    self._say(f"actor {self._name}: {why}; making new environments")
                 elif failures == 0:
                     self._say(f"actor {self._name}: {why}; trying again for {self._config.patience - absent:.0f} s")
                 failures += 1
@@ -95,7 +95,7 @@ class Actor:
                 self._stopping.wait(random.uniform(0.5, 1.0) * min(2.0, 0.5 * 2 ** min(failures, 2)))
 
     def stop(self) -> None:
-        """Leaves the session and returns from `run`."""
+        """Leave the session and return from `run`."""
         self._stopping.set()
         if self._session is not None:
             self._session.cancel()
@@ -105,7 +105,7 @@ class Actor:
         return Hello(self._name, this_host(), self._instance, self._epoch, self._untold_failure, self._route.redirects)
 
     def _turn(self, session: ActorSession, ending: Ending, why: str) -> tuple[Ending, str]:
-        """Says where the next session is to be. A redirect that cannot be followed is a failure."""
+        """Decide where the next session is. A redirect that cannot be followed is a failure."""
         route = self._route
         if session.answered:
             route.served()
@@ -127,7 +127,7 @@ class Actor:
             self._say(f"actor {self._name}: the stream to {link.address} is not encrypted, as was allowed")
 
     def _run(self, session: "ActorSession") -> tuple[Ending, str]:
-        """Environments may fail now and then: the next session makes new ones."""
+        """Tolerate a failure of the environments now and then: the next session makes new ones."""
         try:
             ending, why = session.run(self._stopping)
         except EnvFailed as error:
@@ -141,13 +141,13 @@ class Actor:
         if session.welcomed:
             self._untold_failure = ""
         if ending is Ending.superseded:
-            # Somebody else has our instance, a copy of this process perhaps. If both kept it, they would end each
+            # Another process has this instance, perhaps a copy of this one. If both kept it, they would end each
             # other's sessions for ever.
             self._instance = secrets.token_hex(8)
         return ending, why
 
     def _count_failure(self, error: EnvFailed) -> None:
-        """Raises it if there have been too many of late."""
+        """Raise the failure if there were too many recently."""
         self.metrics.actor_env_failures += 1
         now, recent = time.monotonic(), self._env_failures
         recent.append(now)

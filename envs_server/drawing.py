@@ -39,7 +39,7 @@ def _try(pipe: Connection, job: Welcome) -> None:
     try:
         pool = make_pool(rendered(job), threads=1)
         pool.recv()
-        os.chdir(tempfile.gettempdir())  # where whatever else it writes is in nobody's way, such as MuJoCo's log
+        os.chdir(tempfile.gettempdir())  # other files that it writes belong there, such as MuJoCo's log
         frame = pool.render() if hasattr(pool, "render") else None
         pipe.send("" if frame is not None else "it gives no picture")
     except Exception as error:

@@ -41,7 +41,7 @@ class Group:
             at += size
 
     def take(self) -> Rows | None:
-        """The rows of all shares once they are there."""
+        """Return the rows of all shares once they are there."""
         if len(self.parts) < len(self.shares):
             return None
         parts = [self.parts.pop(share) for share in self.shares]
@@ -87,7 +87,7 @@ class GymPool:
         return Share(name, make, self._answers)
 
     def _agreed(self) -> EnvSpec:
-        """Waits until all are made."""
+        """Wait until all environments are made."""
         for share in self._group_of:
             share.ask(lambda envs: envs.spec)
         specs = [self._answer()[1] for _ in self._group_of]
@@ -115,7 +115,7 @@ class GymPool:
         self._groups[int(env_id[0]) // self._job.group_size].send(action)
 
     def render(self) -> NDArray[Any] | None:
-        """The first environment as people see it; only between steps, and not of one in a process of its own."""
+        """Return a picture of the first environment; only between steps, and not if it is in another process."""
         if self._job.processes:
             return None
         self._groups[0].shares[0].ask(methodcaller("render"))
@@ -123,13 +123,13 @@ class GymPool:
         return frame
 
     def abandon(self) -> None:
-        """Brings back a thread that waits in `recv`, and ends processes whatever they do."""
+        """Let a thread that waits in `recv` return, and kill the processes."""
         self._answers.put((None, EnvFailed("the environments were abandoned")))
         for share in self._group_of:
             share.abandon()
 
     def close(self) -> None:
-        """Waits for environments that are stepping, though not for ever: threads that hang stay behind."""
+        """Wait for environments that are stepping, up to a limit: threads that hang stay behind."""
         for share in self._group_of:
             share.end()
         deadline = time.monotonic() + END_SECONDS

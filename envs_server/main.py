@@ -14,7 +14,7 @@ from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
 
 
 def run_actor(config: ActorConfig) -> None:
-    """`seedrl actor`: returns when training is over or on SIGINT or SIGTERM."""
+    """Run `seedrl actor` until training is over, or until SIGINT or SIGTERM."""
     actor = Actor(**vars(config))
 
     def handle(number: int, _: Any) -> None:

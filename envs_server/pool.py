@@ -29,18 +29,18 @@ class Pool(Protocol):
     spec: EnvSpec
 
     def recv(self) -> Rows:
-        """The next group of rows; waits for the environments. Only while a group is stepping."""
+        """Wait for the next group and return its rows. Call it only while a group is stepping."""
         ...
 
     def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
-        """Actions for a group received before; they take effect in the background."""
+        """Send actions to a group that was received before; they take effect in the background."""
         ...
 
     def close(self) -> None: ...
 
 
 def make_pool(job: Welcome, threads: int, make_env: MakeEnv | None = None) -> Pool:
-    """The pool a Welcome asks for; `make_env` makes the environments if those are the actor's own."""
+    """Return the pool that a Welcome asks for; `make_env` makes the environments if they are the actor's own."""
     pool = _bare_pool(job, threads, make_env)
     try:
         for path in job.wrappers:
@@ -119,7 +119,7 @@ class Wrapper:
 
 
 def abandon(pool: Pool) -> None:
-    """Brings back a thread that hangs in `recv`, if the pool knows how."""
+    """Let a thread that hangs in `recv` return, if the pool can do that."""
     getattr(pool, "abandon", lambda: None)()
 
 
@@ -155,7 +155,7 @@ class EnvPool:
         self._envs.send(self._actions.nested(action), env_id)
 
     def render(self) -> NDArray[Any] | None:
-        """The first environment as people see it, if it was made with render_mode=rgb_array; only between steps."""
+        """Return a picture of the first environment, if it was made with render_mode=rgb_array; only between steps."""
         frames = self._envs.render(env_ids=[0]) if self._envs.render_mode else None
         return None if frames is None else np.asarray(frames[0])
 

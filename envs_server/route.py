@@ -1,6 +1,6 @@
 """Decides where an actor joins next: at its first address, or where a learner redirected it. Knows nothing of sessions.
 
-It trusts nobody further than the learner it was started with: the rules of `exposure.check_redirect` hold for every
+It trusts no address further than the learner it was started with: `wire.security.check_redirect` holds for every
 address, the credentials stay the same, and whatever goes wrong elsewhere leads back home.
 """
 
@@ -17,7 +17,7 @@ class Route:
     def __init__(self, home: str, security: SecurityConfig) -> None:
         self._security = security
         self._home = self.link = Link(home, security)
-        self.redirects = 0  # since somebody served the actor
+        self.redirects = 0  # since the actor was last served
 
     @property
     def is_home(self) -> bool:
@@ -27,17 +27,17 @@ class Route:
         self.redirects = 0
 
     def stay(self) -> None:
-        """Joins here again, and is not sent elsewhere if that can be."""
+        """Join here again, and stay if possible."""
         self.redirects = max(1, self.redirects)
 
     def go_home(self) -> None:
-        """Joins at home again; an attempt that failed there was the last of its row."""
+        """Join at home again; an attempt that failed there ends the chain of redirects."""
         if self.is_home:
             self.redirects = 0
         self.link = self._home
 
     def follow(self, address: str) -> str:
-        """Joins there next; returns in words why it does not, if it goes home instead."""
+        """Join there next; return the reason if the actor goes home instead."""
         sender = self.link.address
         self.link = self._home
         if self.redirects >= MAX_REDIRECTS:
@@ -49,6 +49,6 @@ class Route:
             if address != self._home.address:
                 self.link = Link(address, self._security)
         except SeedrlError as error:
-            self.redirects = MAX_REDIRECTS  # home is to serve it or to say no
+            self.redirects = MAX_REDIRECTS  # home has to serve it or refuse it
             return f"the learner at {sender} sends it to {address}, where it may not go: {error}"
         return ""

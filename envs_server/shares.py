@@ -1,4 +1,4 @@
-"""Environments in threads and in processes of their own. Knows nothing of what they are or who wants them stepped."""
+"""Environments in threads and in processes of their own. Knows nothing of what they are or why they step."""
 
 import contextlib
 import multiprocessing
@@ -53,7 +53,7 @@ class Share:
                 self._envs.close()
 
     def end(self) -> None:
-        """Asks the thread to end once it is done stepping."""
+        """Ask the thread to end once it has stepped."""
         self._questions.put(None)
 
     def join(self, seconds: float) -> bool:
@@ -62,7 +62,7 @@ class Share:
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """Ends the process, if there is one, whatever it does."""
+        """Kill the process, if there is one."""
         if isinstance(self._envs, RemoteEnvs):
             self._envs.kill()
 
@@ -70,7 +70,7 @@ class Share:
 class Failed(NamedTuple):
     """The message of a process that has failed."""
 
-    is_setting: bool  # whose fault it is
+    is_setting: bool  # a setting is wrong; otherwise the environment failed
     words: str
 
 
@@ -134,13 +134,13 @@ def _start(process: Any) -> None:
         raise
     except Exception as error:  # pickle's, of many kinds
         raise ConfigError(
-            f"env.processes=true starts Python anew, which has to find what makes the environments by its name: "
+            f"env.processes=true starts another Python process, which has to find what makes the environments by its name: "
             f"let it be a function or class at the top of a module, not a lambda or a local one ({error})"
         ) from error
 
 
 def expect_first_process() -> None:
-    """Refuses to go on in a process that was started for environments and runs its parent's program once more."""
+    """Refuse to run in a process that was started for environments and executes its parent's program again."""
     if multiprocessing.current_process().name.startswith(PREFIX):
         raise ConfigError(
             "env.processes=true runs this file once more in every process: put Actor(…).run() below "
@@ -175,7 +175,7 @@ def _serve(pipe: Connection, envs: Envs) -> None:
 
 
 def _end_with_the_parent() -> None:
-    """Also if an environment hangs, and the parent was killed and could not say goodbye."""
+    """End with the parent, even if an environment hangs and the parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     multiprocessing.connection.wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""Spaces as trees of specs, and values to and fro.
+"""Converts spaces to trees of specs, and values in both directions.
 
 A space is one of Gymnasium's, by whomever, or made of seedrl.specs: ArraySpec, CategoricalSpec,
 ContinuousSpec, and dicts or tuples of these. Gymnasium's are known by the names of their classes, so neither gymnasium
@@ -51,7 +51,7 @@ class ObservationSpace:
         self.spec: ArraySpec | dict[str, ArraySpec] = _tree(self._specs)
 
     def rows(self, values: Any, count: int) -> Arrays:
-        """Observations of many environments, nested as the space is, as a tree of contiguous arrays [count, ...]."""
+        """Return observations of many environments, nested like the space, as a tree of contiguous arrays [count, ...]."""
         return self._each(lambda place: place.of(values), count)
 
     def stacked(self, values: Sequence[Any]) -> Arrays:
@@ -76,7 +76,7 @@ class ActionSpace:
         )
 
     def nested(self, action: Arrays) -> Any:
-        """Actions of one environment or of many, [...] or [n, ...], nested as the space is and of its types."""
+        """Return actions of one environment or of many, [...] or [n, ...], nested like the space and of its types."""
         found = action if isinstance(action, dict) else {"": action}
         return _nested(self._space, {name: _taken(found[name], place) for name, place in self._places.items()})
 
@@ -89,7 +89,7 @@ def _nested(space: Any, values: dict[str, Any], name: str = "") -> Any:
 
 
 def _places(space: Any) -> dict[str, LeafPath]:
-    """The leaves, in the order of their names, as seedrl.specs has it."""
+    """Return the leaves in the order of their names, as in seedrl.specs."""
     found = list(_walk(space, "", ()))
     names = [name for name, _ in found]
     if not found or len(set(names)) < len(names):

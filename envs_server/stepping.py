@@ -32,7 +32,7 @@ class Stepped(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The newest of one environment."""
+    """The newest row of one environment."""
 
     observation: Any
     reward: float
@@ -80,7 +80,7 @@ class Envs:
         self.spec = spec if self._mask is None else _with_mask(spec, self._mask)
 
     def first(self) -> Stepped:
-        """The rows they begin with."""
+        """Return the rows that the environments begin with."""
         return self._stepped(self._first)
 
     def step(self, action: Arrays) -> Stepped:
@@ -113,7 +113,7 @@ class Envs:
         )
 
     def render(self) -> NDArray[Any] | None:
-        """The first of them as people see it, if it was made with render_mode=rgb_array."""
+        """Return a picture of the first environment, if it was made with render_mode=rgb_array."""
         env = self._envs[0]
         frame = env.render() if getattr(env, "render_mode", None) == "rgb_array" else None
         return None if frame is None else np.asarray(frame)
@@ -141,6 +141,6 @@ def _with_mask(spec: EnvSpec, mask: ArraySpec) -> EnvSpec:
 
 
 def _beside_mask(tree: Any, mask: Any) -> Any:
-    """A tree with one leaf more, in the order of names."""
+    """Return a tree with one more leaf, in the order of names."""
     others = tree if isinstance(tree, dict) else {OBSERVATION: tree}
     return dict(sorted({**others, MASK: mask}.items()))

@@ -266,7 +266,7 @@ def test_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 
 def test_lambda_in_processes_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"^env\.processes=true starts Python anew, which has to find what makes"):
+    with pytest.raises(ConfigError, match=r"^env\.processes=true starts another Python process, which has to find"):
         make_pool(lambda: Counter(), processes=True)
 
 

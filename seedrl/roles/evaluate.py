@@ -1,4 +1,4 @@
-"""`seedrl eval`: how good the policy of a run is, by so many whole episodes. Knows nothing of how actions are chosen.
+"""`seedrl eval` measures the policy of a run over whole episodes. Knows nothing of how actions are chosen.
 
 The first episodes to finish would be the short ones. So every environment has its number of episodes beforehand, and
 those count that it begins first, however long the others take.
@@ -38,7 +38,7 @@ MOST_DRAWS = 20_000_000  # episodes drawn for an interval, of all resamples toge
 
 
 class Quota:
-    """The first so many episodes of every slot. Filled by the server thread, read by any."""
+    """A fixed number of first episodes of every slot. Filled by the server thread, read by any thread."""
 
     def __init__(self, episodes: int, slots: int) -> None:
         self.wanted = [episodes // slots + (slot < episodes % slots) for slot in range(slots)]
@@ -63,7 +63,7 @@ class Quota:
 
     @property
     def returns(self) -> list[float]:
-        """Slot by slot, so that they do not depend on who was faster."""
+        """Return the returns slot by slot, so that they do not depend on which was faster."""
         return [value for slot in self._returns for value in slot]
 
     @property
@@ -125,7 +125,7 @@ class Round:
 
 def run_eval(config: EvalConfig) -> None:
     check_eval(config)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that actors are ended in order
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that actors are ended cleanly
     say = _to_stderr
     checkpoint = chosen_checkpoint(Path(config.run), config.checkpoint, warn=say)
     rounds = []
@@ -145,7 +145,7 @@ def run_eval(config: EvalConfig) -> None:
 def evaluate(
     config: EvalConfig, checkpoint: Checkpoint, seed: int, show: Callable[[Quota], None] = lambda quota: None
 ) -> Round:
-    """Exactly `episodes` episodes with environments of this seed, streamed by real actors."""
+    """Evaluate exactly `episodes` episodes with environments of this seed, streamed by real actors."""
     began = time.monotonic()
     settings = settings_of(config.run, envs_of(config))
     settings.env.options = {**settings.env.options, **config.options}
@@ -179,7 +179,7 @@ def envs_of(config: EvalConfig) -> int:
 def _wait(
     quota: Quota, deployment: PolicyServer, actors: list[tuple[Process, Path]], show: Callable[[Quota], None]
 ) -> None:
-    """Until there are enough episodes; raises if that will never be."""
+    """Wait until there are enough episodes; raise if there never will be."""
     while not quota.is_full.wait(POLL_SECONDS):
         show(quota)
         if deployment.stop.is_set():
@@ -205,7 +205,7 @@ def _end(deployment: PolicyServer, actors: list[Process]) -> None:
             actor.wait()
 
 
-# What people and programs get to see.
+# The report.
 
 
 def report_of(config: EvalConfig, checkpoint: Checkpoint, rounds: list[Round]) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def report_of(config: EvalConfig, checkpoint: Checkpoint, rounds: list[Round]) -
 
 
 def write_report(config: EvalConfig, report: dict[str, Any]) -> Path:
-    """Into eval/ of the run directory, if no other file is named."""
+    """Write the report, into eval/ of the run directory if no other file is named."""
     path = Path(config.out)
     if not config.out:
         name = f"{report['env_steps']:012d}-{time.strftime('%Y%m%d-%H%M%S')}.json"

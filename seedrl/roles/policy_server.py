@@ -1,4 +1,4 @@
-"""The policy of a run, served without learning: what `seedrl eval` and `seedrl serve` share. Knows neither.
+"""Serves the policy of a run without learning, for `seedrl eval` and `seedrl serve`. Knows neither.
 
 It is the serving half of a learner and nothing else. Every slot is one for evaluation, so nothing is recorded for long.
 """
@@ -38,7 +38,7 @@ from seedrl.validation import check
 from seedrl.wire.messages import Command
 
 STOP_SECONDS = 8.0  # for the last batch
-DEPLOYED = 2**31  # among seeds: unlike those of any training
+DEPLOYED = 2**31  # a part of seeds that no training has
 
 
 class PolicyServer:
@@ -96,20 +96,20 @@ class PolicyServer:
         )
 
     def start(self) -> str:
-        """Serves from now on; returns where."""
+        """Start serving; return the address."""
         self.address = self.inference.server.start()
         self.inference.begin(on_ready=self._become_ready)
         return self.address
 
     def reload(self, checkpoint: Checkpoint) -> None:
-        """Serves other weights from the next batch on."""
+        """Serve other weights from the next batch on."""
         if spec_of(checkpoint) != self._spec:
             raise RunDirectoryError(f"the checkpoint has other spaces: {spec_of(checkpoint)} instead of {self._spec}")
         load_weights(self._model, checkpoint)
         self.policy.publish(self._model, _version(checkpoint))
 
     def close(self, command: Command, reason: str) -> None:
-        """Actors are told to leave; what has failed meanwhile is raised."""
+        """Dismiss the actors, and raise what has failed meanwhile."""
         self.stop.ask("done", reason)
         if self.inference.has_begun:
             self.inference.pause()

@@ -1,4 +1,4 @@
-"""`seedrl serve`: the policy of a run for whoever asks for actions, until a signal. Knows nothing of who that is."""
+"""`seedrl serve` answers any client of the protocol with the policy of a run. Knows nothing of its clients."""
 
 import signal
 import threading
@@ -27,7 +27,7 @@ class Serving:
         self._config = config
         self._say = say
         self._checkpoints = Path(config.run) / "checkpoints"
-        self._asked = threading.Event()  # for the newest weights
+        self._asked = threading.Event()  # set when the newest weights are asked for
         self._newest = self._newest_name()
         checkpoint = chosen_checkpoint(Path(config.run), config.checkpoint, warn=say)
         self.deployment = PolicyServer(
@@ -36,7 +36,7 @@ class Serving:
         self._endpoint = Endpoint(config.metrics, self._pages(), on_error=say) if config.metrics else None
 
     def run(self) -> None:
-        """Until `deployment.stop` is set."""
+        """Serve until a stop is asked for."""
         deployment = self.deployment
         try:
             if self._endpoint is not None:
@@ -52,7 +52,7 @@ class Serving:
                 self._endpoint.stop()
 
     def reload(self) -> None:
-        """Takes up the newest weights at the next look. For any thread or signal handler."""
+        """Load the newest weights soon. For any thread or signal handler."""
         self._asked.set()
 
     def _look(self) -> None:
@@ -96,7 +96,7 @@ def serve_settings(config: ServeConfig) -> LearnerConfig:
 
 
 def run_serve(config: ServeConfig) -> None:
-    """SIGINT and SIGTERM end it in order, a second one at once; SIGHUP makes it take up the newest weights."""
+    """Handle signals: SIGINT and SIGTERM end it cleanly, a second one at once; SIGHUP loads the newest weights."""
     service = Serving(config, say=_say)
     stop_on_signals(service.deployment.stop, _say)
     signal.signal(signal.SIGHUP, lambda *_: service.reload())

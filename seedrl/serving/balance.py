@@ -28,7 +28,7 @@ class LearnerEndpoint(NamedTuple):
     address: str
     free: int  # slots
     slots: int  # all of them
-    round_trip: float  # seconds, as its actors measured of late; 0 if nobody has
+    round_trip: float  # seconds, as its actors measured recently; 0 if none has
     is_open: bool  # takes new actors
 
     @property
@@ -37,7 +37,7 @@ class LearnerEndpoint(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The other endpoints as they were at a time."""
+    """A snapshot of the other endpoints."""
 
     time: float
     others: tuple[LearnerEndpoint, ...]
@@ -63,12 +63,12 @@ class Balance:
         self._clock = clock
         self._measured = (0.0, float("-inf"))  # newest round trip, and when
         self._seen = Seen(float("-inf"), ())  # newest
-        self._counted = self._seen  # that those on their way were last compared with
-        self._arriving: deque[ExpectedSession] = deque()  # that were sent elsewhere from here
+        self._counted = self._seen  # with which the expected sessions were last compared
+        self._arriving: deque[ExpectedSession] = deque()  # redirected from here
         self._too_much_since: float | None = None
 
     def own(self) -> LearnerEndpoint:
-        """This endpoint, to be told to the others."""
+        """Return the row of this endpoint, for the other ones."""
         sessions = self._sessions
         slots = sessions.config.serving.max_slots
         return LearnerEndpoint(self.address, slots - sessions.slots_taken, slots, self._round_trip(), sessions.is_open)
@@ -135,7 +135,7 @@ class Balance:
         return best if is_fullest and stays_fuller and is_far else None
 
     def _others(self, envs: int) -> list[LearnerEndpoint]:
-        """Other endpoints that are there, open and have room, with those on their way counted in."""
+        """Return the other endpoints that are open and have room, expected sessions counted."""
         seen, now = self._seen, self._clock()
         if not seen.others or now - seen.time > SEEN_SECONDS:
             return []

@@ -69,7 +69,7 @@ class Inference:
 
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
-        """A forward pass that nobody waits for: in the first one libraries choose and allocate. Records nothing."""
+        """Run a forward pass without a request: in the first one libraries choose and allocate. Records nothing."""
         first = np.zeros(rows, np.int64)
         observation = self._columns.stacks(self._columns.locate(first, first, first))
         reward = torch.zeros(rows, device=self._device)

@@ -251,7 +251,7 @@ class SessionProtocol:
         finally:
             watch.cancel()
 
-    # How it goes on.
+    # Moving, evicting and ending sessions.
 
     async def _read(self, stream: Stream, session: Session, spec: EnvSpec) -> None:
         spent = self._metrics.serving_seconds

@@ -1,7 +1,7 @@
 """`seedrl certs`: a CA, a certificate for each end and a token, enough for a learner and its actors on machines of one
 owner. Knows nothing of how they are used, except for the command lines it prints.
 
-The CA's key is never written: it signs two certificates and is forgotten, so nobody can sign a third.
+The CA's key is never written: it signs two certificates and is forgotten, so that no third one can be signed.
 """
 
 import ipaddress

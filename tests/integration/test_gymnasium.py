@@ -62,7 +62,7 @@ def test_hanging_environment_is_noticed_and_made_anew(
     with released_at_the_end():
         actor = start_actor(learner.address, make_pool, modules=["tests.simulators"], step_deadline=1.0, threads=1)
         eventually(lambda: len(actor.pools) >= 2)
-        assert actor.says("has not answered for 1 s; making the environments anew")
+        assert actor.says("has not answered for 1 s; making new environments")
         steps = learner.env_steps
         eventually(lambda: learner.env_steps > steps)
 

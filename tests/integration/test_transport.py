@@ -654,7 +654,7 @@ def test_environment_that_raises_is_made_anew_and_the_error_is_named(
     took = within(5.0, lambda: len(actor.pools) == 2 and actor.requests > 10)
     print(f"steps again after {took:.1f} s")
     assert actor.pools[0].closed
-    assert actor.says("ZeroDivisionError('the simulator exploded'); making the environments anew")
+    assert actor.says("ZeroDivisionError('the simulator exploded'); making new environments")
     assert actor.actor.metrics.actor_env_failures == 1
     assert learner.service.serving.actors_env_failures == 1
     assert any("joined" in line and "the simulator exploded" in line for line in said)
@@ -689,7 +689,7 @@ def test_environments_that_cannot_be_made_are_a_failure_and_wrong_settings_are_n
     learner = start_learner()
     actor = start_actor(learner.address, failing_once(explode))
     eventually(lambda: actor.requests > 10)
-    assert actor.says("could not be made: OSError('no display'); making the environments anew")
+    assert actor.says("could not be made: OSError('no display'); making new environments")
     with pytest.raises(ConfigError, match="no such environment"):
         start_actor(learner.address, refuse).join()
 
@@ -713,7 +713,7 @@ def test_environment_that_stops_answering_is_made_anew_after_the_step_deadline(
     learner = start_learner(actors__groups=1)
     pools: list[type[SignedPool]] = [SilentPool]
     actor = start_actor(learner.address, lambda *arguments: pools[-1](*arguments), step_deadline=2.0)
-    eventually(lambda: actor.says("environment 0 has not answered for 2 s; making the environments"))
+    eventually(lambda: actor.says("environment 0 has not answered for 2 s; making new environments"))
     pools.append(SignedPool)
     eventually(lambda: type(actor.pools[-1]) is SignedPool and actor.requests > 10)
     assert learner.service.serving.actors_env_failures >= 1
@@ -732,7 +732,7 @@ def test_environment_that_hangs_while_others_go_on_is_named_and_made_anew(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
     """A learner that is slow to answer ends a session, too: the environment hangs until it has been named."""
-    words = "environment 0 has not answered for 2 s; making the environments"
+    words = "environment 0 has not answered for 2 s; making new environments"
     pools: list[type[SignedPool]] = [OneHangsPool]
     learner = start_learner(actors__groups=2)
     actor = start_actor(learner.address, lambda *arguments: pools[-1](*arguments), step_deadline=2.0)
