@@ -134,7 +134,7 @@ def _start(process: Any) -> None:
         raise
     except Exception as error:  # pickle's, of many kinds
         raise ConfigError(
-            f"env.processes=true starts another Python process, which has to find what makes the environments by its name: "
+            f"env.processes=true starts another Python process, which has to find the constructor by its name: "
             f"let it be a function or class at the top of a module, not a lambda or a local one ({error})"
         ) from error
 

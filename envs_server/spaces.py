@@ -51,7 +51,7 @@ class ObservationSpace:
         self.spec: ArraySpec | dict[str, ArraySpec] = _tree(self._specs)
 
     def rows(self, values: Any, count: int) -> Arrays:
-        """Return observations of many environments, nested like the space, as a tree of contiguous arrays [count, ...]."""
+        """Return observations of many environments as a tree of contiguous arrays [count, ...]."""
         return self._each(lambda place: place.of(values), count)
 
     def stacked(self, values: Sequence[Any]) -> Arrays:
