@@ -19,21 +19,57 @@ from seedrl.wire.security import check_actor_security, check_learner_security, i
 
 def check(config: LearnerConfig) -> None:
     """Refuse settings of a learner that cannot work."""
-    algorithm, serving, actors = config.algorithm, config.serving, config.actors
+    _check_algorithm(config)
+    _check_run(config)
+    _check_serving(config)
+    _check_environments(config)
+    _check_ranks(config)
+    _check_actors(config)
+    _check_model(config)
+    check_learner_security(config)
+
+
+def _check_algorithm(config: LearnerConfig) -> None:
+    algorithm, capacity = config.algorithm, config.store.capacity
     require(algorithm.unroll_length >= 1, f"algorithm.unroll_length={algorithm.unroll_length} must be at least 1")
     require(algorithm.batch_size >= 1, f"algorithm.batch_size={algorithm.batch_size} must be at least 1")
     require(algorithm.passes >= 1, f"algorithm.passes={algorithm.passes} must be at least 1")
     require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
+    require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
+    require(
+        capacity == 0 or capacity >= algorithm.batch_size,
+        f"store.capacity={capacity} could never hold algorithm.batch_size={algorithm.batch_size} unrolls",
+    )
+
+
+def _check_run(config: LearnerConfig) -> None:
     require(config.stop.env_steps >= 1, f"stop.env_steps={config.stop.env_steps} must be at least 1")
     require(config.checkpoint.keep >= 1, f"checkpoint.keep={config.checkpoint.keep} must be at least 1")
     require(config.checkpoint.milestones >= 0, f"checkpoint.milestones={config.checkpoint.milestones} is negative")
     require(config.report.video_seconds >= 0, f"report.video_seconds={config.report.video_seconds} is negative")
     require(config.max_restarts >= 0, f"max_restarts={config.max_restarts} must not be negative")
-    require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")
+    require(config.seed >= 0, f"seed={config.seed} must not be negative")
+    require(config.threads >= 0, f"threads={config.threads} must not be negative")
+    require(not config.socket or is_socket(config.socket), f"socket={config.socket} must be unix:PATH")
+
+
+def _check_serving(config: LearnerConfig) -> None:
+    serving = config.serving
     require(
         0 < serving.min_rows <= serving.max_rows,
         f"serving.min_rows={serving.min_rows} must be between 1 and serving.max_rows={serving.max_rows}",
     )
+    require(
+        serving.min_rows <= serving.max_slots,
+        f"serving.min_rows={serving.min_rows} can never be reached: serving.max_slots={serving.max_slots}",
+    )
+    require(0 <= serving.max_wait < math.inf, f"serving.max_wait={serving.max_wait} must be finite and not negative")
+    require(serving.max_silence >= 0, f"serving.max_silence={serving.max_silence} must not be negative")
+
+
+def _check_environments(config: LearnerConfig) -> None:
+    actors, slots = config.actors, config.serving.max_slots
+    require(config.env.frame_stack >= 1, f"env.frame_stack={config.env.frame_stack} must be at least 1")
     require(
         actors.envs >= 1 and actors.groups >= 1 and actors.envs % actors.groups == 0,
         f"actors.groups={actors.groups} must divide actors.envs={actors.envs}",
@@ -43,50 +79,36 @@ def check(config: LearnerConfig) -> None:
         f"actors.evaluation={actors.evaluation} of actors.envs={actors.envs} leaves no environment to train on",
     )
     require(
-        actors.envs <= serving.max_slots,
-        f"actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}: no actor could ever join",
+        actors.envs <= slots,
+        f"actors.envs={actors.envs} is more than serving.max_slots={slots}: no actor could ever join",
     )
-    require(
-        serving.min_rows <= serving.max_slots,
-        f"serving.min_rows={serving.min_rows} can never be reached: serving.max_slots={serving.max_slots}",
-    )
-    _check_ranks(config)
-    ranks = serving_ranks(config)
-    require(
-        math.ceil(actors.count / ranks) * actors.envs <= serving.max_slots,
-        f"actors.count={actors.count} × actors.envs={actors.envs} is more than serving.max_slots={serving.max_slots}"
-        + (f" of {ranks} ranks" if ranks > 1 else ""),
-    )
-    require(config.seed >= 0, f"seed={config.seed} must not be negative")
-    model = config.model
-    require(min(model.lstm, model.gru) >= 0, f"model.lstm={model.lstm} or model.gru={model.gru} is negative")
-    require(not (model.lstm and model.gru), f"model.lstm={model.lstm} and model.gru={model.gru}: one has to be 0")
-    require(min(config.model.layers, default=1) >= 1, f"model.layers={config.model.layers} must be positive")
-    require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
-    require(0 <= serving.max_wait < math.inf, f"serving.max_wait={serving.max_wait} must be finite and not negative")
-    require(serving.max_silence >= 0, f"serving.max_silence={serving.max_silence} must not be negative")
+
+
+def _check_actors(config: LearnerConfig) -> None:
+    actors, slots, ranks = config.actors, config.serving.max_slots, serving_ranks(config)
     require(actors.count >= 0, f"actors.count={actors.count} must not be negative")
     require(
         actors.at_most == 0 or actors.at_most >= actors.count,
         f"actors.at_most={actors.at_most} is less than actors.count={actors.count}; 0 keeps actors.count",
     )
-    require(
-        math.ceil(actors.at_most / ranks) * actors.envs <= serving.max_slots,
-        f"actors.at_most={actors.at_most} × actors.envs={actors.envs} is more than "
-        f"serving.max_slots={serving.max_slots}" + (f" of {ranks} ranks" if ranks > 1 else ""),
-    )
+    for setting, count in (("actors.count", actors.count), ("actors.at_most", actors.at_most)):
+        require(
+            math.ceil(count / ranks) * actors.envs <= slots,
+            f"{setting}={count} × actors.envs={actors.envs} is more than serving.max_slots={slots}"
+            + (f" of {ranks} ranks" if ranks > 1 else ""),
+        )
+    require(not config.lockstep or actors.count == 1, f"lockstep=true needs actors.count=1, not {actors.count}")
     require(
         not config.lockstep or actors.at_most <= 1,
         f"lockstep=true needs one actor, not actors.at_most={actors.at_most}",
     )
-    require(config.threads >= 0, f"threads={config.threads} must not be negative")
-    require(
-        config.store.capacity == 0 or config.store.capacity >= algorithm.batch_size,
-        f"store.capacity={config.store.capacity} could never hold algorithm.batch_size={algorithm.batch_size} unrolls",
-    )
-    require(not config.lockstep or actors.count == 1, f"lockstep=true needs actors.count=1, not {actors.count}")
-    require(not config.socket or is_socket(config.socket), f"socket={config.socket} must be unix:PATH")
-    check_learner_security(config)
+
+
+def _check_model(config: LearnerConfig) -> None:
+    model = config.model
+    require(min(model.lstm, model.gru) >= 0, f"model.lstm={model.lstm} or model.gru={model.gru} is negative")
+    require(not (model.lstm and model.gru), f"model.lstm={model.lstm} and model.gru={model.gru}: one has to be 0")
+    require(min(model.layers, default=1) >= 1, f"model.layers={model.layers} must be positive")
 
 
 def check_job(config: RunConfig) -> None:

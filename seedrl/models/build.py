@@ -1,11 +1,11 @@
 """Builds a model from `model.*` settings and an EnvSpec. The only module that knows the built-in networks by name."""
 
-import importlib
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from seedrl import plugins
 from seedrl.config import LearnerConfig, ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic, Masked
@@ -33,7 +33,7 @@ def build_run_model(config: LearnerConfig, spec: EnvSpec, device: torch.device =
 def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:
     """Return a freshly initialised model for observations with their frames already stacked."""
     torch.manual_seed(seed)
-    model = _own_model(config, spec) if ":" in config.name else _actor_critic(config, spec)
+    model = _own_model(config, spec) if plugins.is_import_path(config.name) else _actor_critic(config, spec)
     return model if spec.mask is None else Masked(model, spec)
 
 
@@ -90,14 +90,9 @@ def _fits(name: str, observation: ArraySpec) -> bool:
 
 
 def _own_model(config: ModelConfig, spec: EnvSpec) -> nn.Module:
-    path = config.name
-    module_name, _, class_name = path.partition(":")
-    try:
-        model = getattr(importlib.import_module(module_name), class_name)(spec, **config.options)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"model.name={path} could not be built: {error}") from error
+    model = plugins.build("model.name", config.name, spec, **config.options)
     if not isinstance(model, nn.Module) or not isinstance(getattr(model, "core_size", None), int):
         raise ConfigError(
-            f"model.name={path} must be an nn.Module with an integer core_size; see seedrl/models/base.py"
+            f"model.name={config.name} must be an nn.Module with an integer core_size; see seedrl/models/base.py"
         )
     return model
