@@ -69,10 +69,10 @@ class ModelConfig:
         "auto", "mlp | nature | impala | grid | tiny | your.module:Class | auto (nature or grid for images, else mlp)"
     )
     layers: list[int] = key([64, 64], "mlp: sizes of its layers")
-    normalize: bool = key(False, "mlp: normalize observations by their running mean and standard deviation")
+    normalize: bool = key(True, "mlp: normalize observations by their running mean and standard deviation")
     lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for no LSTM")
     gru: int = key(0, "units of a GRU in place of an LSTM; 0 for no GRU")
-    popart: bool = key(False, "normalize value targets adaptively (PopArt), so that rewards can be of any scale")
+    popart: bool = key(True, "normalize value targets adaptively (PopArt), so that rewards can be of any scale")
     squash: bool = key(False, "keep continuous actions within their bounds by tanh instead of clipping")
     options: dict[str, Any] = key({}, "keyword arguments for your own model class")
 

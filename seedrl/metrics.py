@@ -269,8 +269,9 @@ def _mean(values: deque[float]) -> float | None:
 class LearningMetrics:
     """Written by the learner thread."""
 
-    updates: int = counter("Updates of the weights, skipped ones included")
-    skipped_updates: int = counter("Updates skipped because the loss or the gradient was not finite")
+    updates: int = counter("Updates: train batches trained on, each in one gradient step or more")
+    gradient_steps: int = counter("Gradient steps, skipped ones included")
+    skipped_updates: int = counter("Gradient steps skipped because the loss or the gradient was not finite")
     trained_steps: int = counter("Steps trained on")
     unrolls_trained: int = counter("Unrolls taken from the store to be trained on")
     unroll_uses: int = counter(

@@ -64,6 +64,27 @@ class Unrolls(NamedTuple):
     policy_version: NDArray[np.int64]  # [T+1, B]  of the weights that chose the action; on the host
     ticket: Ticket  # on the host
 
+    @property
+    def columns(self) -> int:
+        """Return the number of unrolls, B."""
+        return self.terminated.shape[1]
+
+    def select(self, columns: Tensor) -> "Unrolls":
+        """Return some of the unrolls; `columns` are their numbers, on the host."""
+        here, host = columns.to(self.terminated.device), columns.numpy()
+        return Unrolls(
+            self.inputs.tree_map(lambda tensor: tensor.index_select(1, here)),
+            terminated=self.terminated.index_select(1, here),
+            truncated=self.truncated.index_select(1, here),
+            action=self.action.index_select(1, here),
+            behavior_logits=self.behavior_logits.index_select(1, here),
+            behavior_value=self.behavior_value.index_select(1, here),
+            core_state=self.core_state.index_select(0, here),
+            weight=self.weight.index_select(0, here),
+            policy_version=self.policy_version[:, host],
+            ticket=Ticket(*(number[host] for number in self.ticket)),
+        )
+
     def tree_map(self, function: Callable[[Tensor], Tensor]) -> "Unrolls":
         """Apply a function to every tensor on the device."""
         tensors = [function(tensor) for tensor in self.tensors()]

@@ -33,7 +33,8 @@ def _check_algorithm(config: LearnerConfig) -> None:
     algorithm, capacity = config.algorithm, config.store.capacity
     require(algorithm.unroll_length >= 1, f"algorithm.unroll_length={algorithm.unroll_length} must be at least 1")
     require(algorithm.batch_size >= 1, f"algorithm.batch_size={algorithm.batch_size} must be at least 1")
-    require(algorithm.passes >= 1, f"algorithm.passes={algorithm.passes} must be at least 1")
+    require(algorithm.passes >= 0, f"algorithm.passes={algorithm.passes} must not be negative")
+    require(algorithm.minibatches >= 0, f"algorithm.minibatches={algorithm.minibatches} must not be negative")
     require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
     require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
     require(

@@ -140,7 +140,7 @@ def learner_parts(
     learner = Learner(
         config,
         model,
-        build_algorithm(algorithm, Actions(spec), model),
+        build_algorithm(algorithm, spec, Actions(spec), model),
         metrics,
         env_steps=lambda: parts.steps,
         prefer=store.prefer,

@@ -150,7 +150,7 @@ def train_apart(case: Case, ranks: Ranks) -> None:
     learner = Learner(
         parts.config,
         parts.learner.model,
-        build_algorithm(parts.config.algorithm, Actions(case.spec), parts.learner.model),
+        build_algorithm(parts.config.algorithm, case.spec, Actions(case.spec), parts.learner.model),
         parts.metrics,
         env_steps=lambda: 100 * (parts.metrics.updates // 2),
         prefer=lambda ticket, priority: None,

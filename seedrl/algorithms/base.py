@@ -9,12 +9,13 @@ The learner drives it (seedrl/learning/learner.py):
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 
+Batch = Any  # of one gradient step: unrolls, or whatever else the algorithm makes of them
 Forward = Callable[[ModelInput, Tensor], tuple[ModelOutput, Tensor]]  # the model
 
 
@@ -23,7 +24,7 @@ class Loss(NamedTuple):
 
     total: Tensor  # []  what is minimised
     report: dict[str, Tensor]  # [] each  what people see of it, by name; names are [a-z0-9_]+ and always the same
-    priority: Tensor | None = None  # [B]  the new priority of each unroll, for stores that sample by it
+    priority: Tensor | None = None  # [B]  the new priority of each unroll, if the batch is unrolls of the store
 
 
 class Algorithm(Protocol):
@@ -34,15 +35,15 @@ class Algorithm(Protocol):
 
     overlap: int  # rows that consecutive unrolls of a slot share; 1 is enough to bootstrap from the last one
 
-    def valid(self, unrolls: Unrolls) -> Tensor:
-        """Return which transitions [T, B] the loss is a mean over."""
-        ...
-
-    def batches(self, unrolls: Unrolls) -> Iterator[Unrolls]:
+    def batches(self, unrolls: Unrolls) -> Iterator[Batch]:
         """Yield the batches of the gradient steps that one train batch is worth."""
         ...
 
-    def loss(self, unrolls: Unrolls, forward: Forward, fraction: float) -> Loss:
+    def valid(self, batch: Batch) -> Tensor:
+        """Return which transitions, as bool, the loss of a batch is a mean over."""
+        ...
+
+    def loss(self, batch: Batch, forward: Forward, fraction: float) -> Loss:
         """Return the loss of a batch; `fraction` is how much of the run is over, for schedules."""
         ...
 

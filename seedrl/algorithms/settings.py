@@ -15,9 +15,14 @@ class Optimizer(Enum):
     rmsprop = "rmsprop"
 
 
+class Targets(Enum):
+    vtrace = "vtrace"
+    gae = "gae"
+
+
 @dataclass
 class VTraceConfig:
-    """Settings of `algorithm.name=vtrace`."""
+    """Settings of `algorithm.name=vtrace`, and of V-trace targets in other algorithms."""
 
     rho_bar: float = key(1.0, "clip of the importance weight in the value target")
     c_bar: float = key(1.0, "clip of the trace coefficient")
@@ -25,17 +30,33 @@ class VTraceConfig:
 
 
 @dataclass
+class PPOConfig:
+    """Settings of `algorithm.name=ppo`."""
+
+    clip: float = key(0.2, "how far the probability of an action may move from its old one before it has no gradient")
+    clip_end: float | None = key(None, "clip at stop.env_steps, reached linearly; null keeps it constant")
+    value_clip: float = key(0.0, "the same for values, in standard deviations of their targets; 0 for no clipping")
+    max_kl: float = key(0.0, "end the passes over a train batch once the policy has moved this far; 0 for never")
+    targets: Targets = key(Targets.vtrace, "vtrace (corrects for the age of unrolls) | gae (trusts recorded values)")
+
+
+@dataclass
 class AlgorithmConfig:
     """Settings of every algorithm. Your own algorithm finds its further ones in `options`."""
 
-    name: str = key("vtrace", "vtrace | your.module:Class")
+    name: str = key("ppo", "ppo | vtrace | your.module:Class")
     options: dict[str, Any] = key({}, "keyword arguments for your own algorithm class")
-    unroll_length: int = key(20, "steps of one environment per unroll (T)")
-    batch_size: int = key(16, "unrolls per train batch (B)")
-    passes: int = key(1, "gradient steps per train batch; more reuse each step but on staler data")
+    unroll_length: int = key(32, "steps of one environment per unroll (T)")
+    batch_size: int = key(64, "unrolls per train batch (B)")
+    passes: int = key(0, "times that each train batch is used; 0 lets algorithm and observations decide")
+    minibatches: int = key(0, "gradient steps in each of these passes; 0 lets algorithm and observations decide")
+    on_policy: bool = key(False, "act only with the newest policy: actors wait during updates, as in synchronous PPO")
     discount: float = key(0.99, "discount per step")
-    trace_lambda: float = key(1.0, "lambda of the value targets; 1 for n-step returns, 0 for one-step bootstrapping")
-    entropy_cost: float = key(0.01, "weight of the entropy bonus")
+    trace_lambda: float = key(0.95, "lambda of the value targets; 1 for n-step returns, 0 for one-step bootstrapping")
+    normalize_advantage: bool = key(True, "give the advantages of each train batch mean 0 and standard deviation 1")
+    entropy_cost: float | None = key(
+        None, "weight of the entropy bonus; null for 0.01, or for 0 if all actions are continuous"
+    )
     entropy_cost_end: float | None = key(
         None, "entropy_cost at stop.env_steps, reached linearly; null keeps it constant"
     )
@@ -43,12 +64,13 @@ class AlgorithmConfig:
     reward_scale: float = key(1.0, "factor on rewards, applied before clipping")
     reward_clip: float = key(0.0, "clip rewards to ± this for training; 0 for no clipping")
     optimizer: Optimizer = key(Optimizer.adam, "adam | rmsprop")
-    learning_rate: float = key(1e-3, "step size of the optimizer")
+    learning_rate: float = key(3e-4, "step size of the optimizer")
     learning_rate_end: float | None = key(
-        None, "learning_rate at stop.env_steps, reached linearly; null keeps it constant"
+        0.0, "learning_rate at stop.env_steps, reached linearly; null keeps it constant"
     )
     epsilon: float = key(1e-5, "the optimizer's epsilon")
     rmsprop_decay: float = key(0.99, "rmsprop: decay of the squared-gradient average")
     rmsprop_momentum: float = key(0.0, "rmsprop: momentum")
-    max_grad_norm: float = key(40.0, "scale gradients down to this norm; 0 for no clipping")
+    max_grad_norm: float = key(0.5, "scale gradients down to this norm; 0 for no clipping")
     vtrace: VTraceConfig = group(VTraceConfig)
+    ppo: PPOConfig = group(PPOConfig)

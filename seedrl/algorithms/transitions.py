@@ -11,6 +11,7 @@ episode to the first of the next. That is no transition, so row t is *invalid* w
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from seedrl.algorithms.settings import AlgorithmConfig
@@ -29,19 +30,31 @@ class Transitions(NamedTuple):
 
 def transitions(unrolls: Unrolls, config: AlgorithmConfig) -> Transitions:
     """Return the transitions of a train batch."""
-    valid_t = valid_transitions(unrolls)
+    valid_t = valid_transitions(unrolls, config)
     return Transitions(
         valid_t=valid_t,
         action_t=unrolls.action[:-1],
         reward_tp1=shaped_reward(unrolls.inputs.reward[1:], config),
         discount_tp1=config.discount * (~unrolls.terminated[1:]).float(),
-        weight_t=valid_t.float() / valid_t.sum().clamp(min=1) * unrolls.weight,
+        weight_t=mean_weight(valid_t, unrolls.weight),
     )
 
 
-def valid_transitions(unrolls: Unrolls) -> Tensor:
-    """Return which transitions [T, B] do not start at an end."""
-    return ~(unrolls.terminated | unrolls.truncated)[:-1]
+def mean_weight(valid: Tensor, importance: Tensor) -> Tensor:
+    """Return the weight of each transition in a mean over the valid ones."""
+    return valid.float() / valid.sum().clamp(min=1) * importance
+
+
+def valid_transitions(unrolls: Unrolls, config: AlgorithmConfig) -> Tensor:
+    """Return which transitions [T, B] do not start at an end; on policy, only those of the newest policy.
+
+    The action of an unroll's first row was chosen before the update that followed the unroll before.
+    """
+    valid = ~(unrolls.terminated | unrolls.truncated)[:-1]
+    if not config.on_policy:
+        return valid
+    version = unrolls.policy_version[:-1]
+    return valid & torch.from_numpy(version == version.max()).to(valid.device)
 
 
 def shaped_reward(reward: Tensor, config: AlgorithmConfig) -> Tensor:
@@ -55,3 +68,9 @@ def linear(start: float, end: float | None, fraction: float) -> float:
     if end is None:
         return start
     return start + (end - start) * min(max(fraction, 0.0), 1.0)
+
+
+def entropy_cost_at(config: AlgorithmConfig, fraction: float) -> float:
+    """Return the weight of the entropy bonus; it is resolved by now."""
+    assert config.entropy_cost is not None
+    return linear(config.entropy_cost, config.entropy_cost_end, fraction)

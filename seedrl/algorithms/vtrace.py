@@ -1,16 +1,17 @@
 """V-trace actor-critic (IMPALA, Espeholt et al. 2018, arXiv:1802.01561). Knows nothing of optimisers or threads."""
 
 from collections.abc import Iterator
-from itertools import repeat
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
+from seedrl.algorithms.actor_critic import normalized, target_moments
 from seedrl.algorithms.base import Forward, Loss
+from seedrl.algorithms.minibatches import Minibatches
 from seedrl.algorithms.settings import AlgorithmConfig
-from seedrl.algorithms.transitions import linear, transitions, valid_transitions
+from seedrl.algorithms.transitions import entropy_cost_at, transitions, valid_transitions
 from seedrl.models.base import popart_of
 from seedrl.types import ModelOutput, Unrolls
 
@@ -24,29 +25,30 @@ class VTrace:
         self._config = config
         self._actions = actions
         self._popart = popart_of(model)
+        self._minibatches = Minibatches(config.passes, config.minibatches)
 
-    def valid(self, unrolls: Unrolls) -> Tensor:
-        return valid_transitions(unrolls)
+    def valid(self, batch: Unrolls) -> Tensor:
+        return valid_transitions(batch, self._config)
 
     def batches(self, unrolls: Unrolls) -> Iterator[Unrolls]:
-        """Several passes use the batch again; V-trace corrects for its age."""
-        return repeat(unrolls, self._config.passes)
+        """Yield minibatches of whole unrolls. Later passes use them again, and V-trace corrects for their age."""
+        return self._minibatches.of(unrolls)
 
-    def loss(self, unrolls: Unrolls, forward: Forward, fraction: float) -> Loss:
-        output, _ = forward(unrolls.inputs, unrolls.core_state)
+    def loss(self, batch: Unrolls, forward: Forward, fraction: float) -> Loss:
+        output, _ = forward(batch.inputs, batch.core_state)
         centre, unit = (self._popart.moments.mean, self._popart.unit) if self._popart else (0.0, 1.0)
-        entropy_cost = linear(self._config.entropy_cost, self._config.entropy_cost_end, fraction)
-        return vtrace_loss(unrolls, output, self._actions, self._config, entropy_cost, unit, centre)
+        entropy_cost = entropy_cost_at(self._config, fraction)
+        return vtrace_loss(batch, output, self._actions, self._config, entropy_cost, unit, centre)
 
     def stepped(self, loss: Loss) -> None:
         if self._popart:
             self._popart.rescale(loss.report["target_mean"], loss.report["target_square"])
 
     def tensors(self) -> dict[str, Tensor]:
-        return {}
+        return self._minibatches.tensors()
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        pass
+        self._minibatches.load(tensors)
 
 
 def vtrace_loss(
@@ -79,7 +81,10 @@ def vtrace_loss(
         trace_lambda=config.trace_lambda,
     )
 
-    policy = -(weight * targets.pg_advantage / unit * log_prob_t).sum()
+    advantage = targets.pg_advantage / unit
+    if config.normalize_advantage:
+        advantage = normalized(advantage, weight)
+    policy = -(weight * advantage * log_prob_t).sum()
     value = 0.5 * (weight * ((targets.vs - output.value[:-1]) / unit).square()).sum()
     entropy = (weight * actions.entropy(output.logits[:-1])).sum()
     total = policy + config.value_cost * value - entropy_cost * entropy
@@ -91,18 +96,9 @@ def vtrace_loss(
             "entropy_cost": torch.full_like(entropy, entropy_cost),
             "kl": -(weight * log_rho_t).sum(),  # behavior ‖ target, for the actions taken
             "clipped_rho": (weight * (log_rho_t.exp() > config.vtrace.rho_bar).float()).sum(),
-            **target_moments(targets.vs.double(), weight.double(), centre),
+            **target_moments(targets.vs, weight, centre),
         }
     return Loss(total, {name: value.detach() for name, value in report.items()})
-
-
-def target_moments(vs: Tensor, weight: Tensor, centre: Tensor | float) -> dict[str, Tensor]:
-    """Return the mean of targets and their mean square about a centre; in float64 and with weights that sum to 1.
-
-    Both are needed where the mean is much larger than the deviation. A rank without transitions has zeros.
-    """
-    weight = weight / weight.sum().clamp(min=torch.finfo(torch.float32).tiny)
-    return {"target_mean": (weight * vs).sum(), "target_square": (weight * (vs - centre).square()).sum()}
 
 
 class Targets(NamedTuple):

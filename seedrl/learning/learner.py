@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from seedrl.algorithms.base import Algorithm, Loss
+from seedrl.algorithms.base import Algorithm, Batch, Loss
 from seedrl.algorithms.transitions import linear
 from seedrl.config import LearnerConfig
 from seedrl.learning.optimizer import build_optimizer, clip_gradients
@@ -96,20 +96,30 @@ class Learner:
     def train(self, unrolls: Unrolls) -> None:
         """Take the gradient steps that a train batch is worth; `publish` makes them count."""
         timer, metrics = Stopwatch(self._metrics.learner_seconds), self._metrics
+        metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
+        length, used = len(unrolls.terminated) - 1, 0
         for batch in self._algorithm.batches(unrolls):
-            metrics.policy_lag.observe_all(metrics.updates - batch.policy_version[:-1])
             loss = self._step(batch, timer)
-            metrics.unroll_uses += batch.terminated.shape[1]
+            used += self._algorithm.valid(batch).numel()
             if loss.priority is not None:
                 self._prefer(batch.ticket, loss.priority)
-        metrics.trained_steps += unrolls.terminated[1:].numel()
-        metrics.unrolls_trained += unrolls.terminated.shape[1]
+        self._finish_update(timer)
+        metrics.trained_steps += length * unrolls.columns
+        metrics.unrolls_trained += unrolls.columns
+        metrics.unroll_uses += used // length
 
     def assist(self, blank: Unrolls) -> None:
         """Take part in an update of the other ranks, with unrolls that count for nothing."""
         timer = Stopwatch(self._metrics.learner_seconds)
         for batch in self._algorithm.batches(blank):
             self._step(batch, timer)
+        self._finish_update(timer)
+
+    def _finish_update(self, timer: Stopwatch) -> None:
+        """Include the statistics of the train batch: all of its gradient steps have seen inputs alike."""
+        apply_statistics(self.model)
+        self._metrics.updates += 1
+        timer.lap("optimize")
 
     def publish(self, policy: Publisher) -> None:
         """Serve the trained weights. The version is the number of updates."""
@@ -120,12 +130,12 @@ class Learner:
             self._metrics.publish_lag_seconds.observe(now - self._stepped_at)
             self._stepped_at = None
 
-    def _step(self, unrolls: Unrolls, timer: Stopwatch) -> Loss:
+    def _step(self, batch: Batch, timer: Stopwatch) -> Loss:
         algorithm, averager, metrics = self._algorithm, self._averager, self._metrics
         fraction = self._env_steps() / self._config.stop.env_steps
         self._set_learning_rate(fraction)
-        weigh = averager.weigh(lambda: algorithm.valid(unrolls))
-        loss = weigh(algorithm.loss(unrolls, averager.model, fraction))
+        weigh = averager.weigh(lambda: algorithm.valid(batch))
+        loss = weigh(algorithm.loss(batch, averager.model, fraction))
         timer.lap("forward")
         self._optimizer.zero_grad(set_to_none=True)
         averager.backward(loss.total)
@@ -134,10 +144,10 @@ class Learner:
         timer.lap("backward")
         self._step_if_finite(loss, grad_norm)
 
-        metrics.updates += 1
+        metrics.gradient_steps += 1
         self._stepped_at = time.monotonic()
-        averager.sync(metrics.updates)
-        if metrics.updates % REPORT_EVERY == 1:
+        averager.sync(metrics.gradient_steps)
+        if metrics.gradient_steps % REPORT_EVERY == 1:
             self._report(loss, grad_norm)
         timer.lap("optimize")
         return loss
@@ -152,7 +162,6 @@ class Learner:
         """Skip an update that would make the weights other than finite."""
         if torch.isfinite(loss.total + grad_norm):
             self._optimizer.step()
-            apply_statistics(self.model)
             self._algorithm.stepped(loss)
             self.skipped_in_a_row = 0
         else:

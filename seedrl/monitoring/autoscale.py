@@ -27,7 +27,7 @@ AIM = 0.95  # of what is needed: the last actor is not started for a twentieth o
 FASTEST = 2  # the factor of growth in one step; the supply is known only for the actors that are there
 FARTHEST = 4.0  # the largest factor by which a need is believed to differ from what is there
 STALE = 20.0  # the policy lag beyond which more actors would only make more data that is too old
-REUSED = 1.5  # times algorithm.passes: with more reuse than that, old data is intended and the lag is no sign
+REPLAYED = 1.5  # times that an unroll is taken from the store: beyond, old data is intended and the lag is no sign
 WORTH = 0.3  # the share of the promised supply that has to come, or the machines have no more cores to give
 TELLING = 0.15  # growth by less than this share is too little to judge by
 
@@ -42,7 +42,6 @@ class Autoscaler:
         self._most = max(
             self._least, min(-(-actors.at_most // ranks) or math.inf, config.serving.max_slots // actors.envs)
         )
-        self._intended_reuse = REUSED * config.algorithm.passes
         self.desired = self._bounded(before)
         self._settled = (-math.inf, 0)  # since when there are this many actors
         self._need: float | None = None  # actors, smoothed
@@ -93,7 +92,7 @@ class Autoscaler:
 
     def _would_help(self, row: Row) -> bool:
         """Return whether more actors would add steps that are worth training on."""
-        if row["policy_lag"] > STALE and row["reuse"] <= self._intended_reuse:
+        if row["policy_lag"] > STALE and row["replayed"] <= REPLAYED:
             return False
         before, supply = self._grown_from
         promised = row["actors"] / before - 1 if before else 0.0

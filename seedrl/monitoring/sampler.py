@@ -81,6 +81,7 @@ class Sampler:
             "updates_per_second": _ratio(change["updates"], seconds),
             "policy_lag": _ratio(change["policy_lag/sum"], change["policy_lag/count"]),
             "reuse": _ratio(change["unroll_uses"], change["unrolls_made"]),
+            "replayed": _ratio(change["unrolls_trained"], change["unrolls_made"]),
             "inference_batch": _ratio(change["rows"], change["batches"]),
             "act_latency_seconds": latency,
             "round_trip_seconds": round_trip,

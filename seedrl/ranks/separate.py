@@ -25,7 +25,7 @@ from seedrl.types import Ticket, Unrolls
 
 SERVING, TRAINING = 0, 1  # ranks
 COUNTED = (
-    *("updates", "skipped_updates", "trained_steps", "unrolls_trained", "unroll_uses"),
+    *("updates", "gradient_steps", "skipped_updates", "trained_steps", "unrolls_trained", "unroll_uses"),
     *("policy_lag", "publish_lag_seconds"),
 )
 SHOWN = ("grad_norm", "learning_rate")  # gauges

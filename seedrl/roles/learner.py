@@ -307,7 +307,7 @@ class Training:
         torch.set_num_threads(torch_threads(config))
         actions = Actions(spec, config.model.squash)
         model = build_run_model(config, spec, device)
-        algorithm = build_algorithm(config.algorithm, actions, model)
+        algorithm = build_algorithm(config.algorithm, spec, actions, model)
         sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
         budget = budget_of(config, spec, model, sizes.core_size)
         check_budget(budget, device)

@@ -83,7 +83,7 @@ class TrainerProcess:
         self.learner = Learner(
             config,
             model,
-            build_algorithm(config.algorithm, Actions(spec, config.model.squash), model),
+            build_algorithm(config.algorithm, spec, Actions(spec, config.model.squash), model),
             self.learning,
             env_steps=lambda: self.rounds.progress.env_steps,
             prefer=lambda ticket, priority: None,

@@ -96,7 +96,7 @@ class Saver:
         self.newest = paths[-1].name if paths else ""
 
     def _updates_done(self) -> int:
-        return self._learning.updates - self._learning.skipped_updates
+        return self._learning.gradient_steps - self._learning.skipped_updates
 
 
 def save(

@@ -6,7 +6,7 @@ from typing import Any
 
 from seedrl.metrics import LearningMetrics, ServingMetrics, restore_totals, totals_of
 
-SAME_ON_ALL_RANKS = ("updates", "skipped_updates")  # counters that are not summed
+SAME_ON_ALL_RANKS = ("updates", "gradient_steps", "skipped_updates")  # counters that are not summed
 RETURNS_KEPT = 100  # of the last episodes
 
 Counts = dict[str, Any]  # JSON

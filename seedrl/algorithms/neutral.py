@@ -1,0 +1,40 @@
+"""The settings that follow from an environment's spaces. Knows kinds of observations and actions, no environments.
+
+`env.id=X` alone has to learn whatever X is. Most settings suit everything; those here do not. They are resolved once,
+as soon as the spaces are known, and only where the settings leave them open.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.models.images import is_image
+from seedrl.specs import CategoricalSpec, EnvSpec, leaves
+
+
+class Effort(NamedTuple):
+    """The gradient steps that a train batch is worth."""
+
+    passes: int
+    minibatches: int
+
+
+ONE_STEP = Effort(1, 1)
+ON_VECTORS = {"ppo": Effort(10, 32), "vtrace": Effort(1, 4), "pqn": Effort(2, 16)}
+ON_IMAGES = {"ppo": Effort(2, 8), "vtrace": Effort(1, 4), "pqn": Effort(2, 8)}  # a step costs a thousand times as much
+LARGE = 32  # pixels; smaller images are no more work than vectors
+ENTROPY_COST = 0.01  # of choices; the deviation of a Gaussian shrinks slowly enough by itself
+
+
+def resolve(config: AlgorithmConfig, spec: EnvSpec) -> AlgorithmConfig:
+    """Return the settings with nothing left open."""
+    efforts = ON_IMAGES if any(is_image(leaf, LARGE) for leaf in leaves(spec.observation)) else ON_VECTORS
+    effort = efforts.get(config.name, ONE_STEP)
+    has_choices = any(isinstance(leaf, CategoricalSpec) for leaf in spec.actions)
+    entropy_cost = ENTROPY_COST if has_choices else 0.0
+    return replace(
+        config,
+        passes=config.passes or effort.passes,
+        minibatches=config.minibatches or effort.minibatches,
+        entropy_cost=entropy_cost if config.entropy_cost is None else config.entropy_cost,
+    )
