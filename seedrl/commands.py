@@ -61,9 +61,9 @@ def launch_job(config: RunConfig, overrides: Sequence[str]) -> None:
     check_launch(config, overrides)
     for_learner = [each for each in overrides if not re.match(r"[+~]*launch[.=]", each)]  # it has no such settings
     if config.launch.engine in (Engine.local, Engine.torchrun):
-        from seedrl.launching.local import Supervisor
+        from seedrl.launching.local import run_locally
 
-        Supervisor(config, for_learner).run()
+        run_locally(config, for_learner)
     else:
         try:
             from seedrl.launching.ray_driver import run_on_ray

@@ -13,7 +13,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from seedrl.config import RunConfig
-from seedrl.launching.local import FOLLOW_SECONDS, GOODBYE_SECONDS, wanted_actors
+from seedrl.launching.actors import FOLLOW_SECONDS, wanted_actors
+from seedrl.launching.children import GOODBYE_SECONDS
 from seedrl.launching.placement import ACTOR, PlacedProcess
 from seedrl.launching.ray_cluster import say
 from seedrl.launching.ray_process import RayProcess

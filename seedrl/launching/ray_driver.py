@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup
 from seedrl.config import RunConfig
 from seedrl.errors import SeedrlError
 from seedrl.launching.assignment import assign_ranks
-from seedrl.launching.local import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS
+from seedrl.launching.children import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS
 from seedrl.launching.overrides import override
 from seedrl.launching.placement import place
 from seedrl.launching.process_settings import (
