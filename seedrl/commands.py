@@ -4,6 +4,7 @@ Starts without importing torch, grpc or envpool: each command imports what it ne
 """
 
 import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -303,8 +304,12 @@ def _complete(name: str, settings: Any) -> Any:
     return OmegaConf.to_object(settings)
 
 
+@functools.cache
 def register_schemas() -> None:
-    """Register the dataclasses with Hydra. Keyword arguments of foreign constructors may have any keys."""
+    """Register the dataclasses with Hydra, once per process: they never change, and this takes 0.1 s.
+
+    Keyword arguments of foreign constructors may have any keys.
+    """
     for name, command in COMMANDS.items():
         schema = OmegaConf.structured(command.schema)
         for section in (*(schema.get(group) for group in ("env", "model", "algorithm", "store")), schema):

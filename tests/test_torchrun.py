@@ -88,7 +88,7 @@ def process_of(started: Started) -> FakeProcess:
 
 
 def note(started: Started, code: int, rank: int = 0, attempt: int = 0) -> None:
-    """As a rank leaves it where torchrun tells it to."""
+    """Write an error file as a rank does, at the path that torchrun gives."""
     path = started.error_files / f"run/attempt_{attempt}/{rank}/error.json"
     path.parent.mkdir(parents=True)
     write_error_file("why", code, {ERROR_FILE_VARIABLE: str(path)})
