@@ -4,9 +4,8 @@ Starts without importing torch, grpc or envpool: each command imports what it ne
 """
 
 import dataclasses
+import functools
 import os
-import re
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,6 @@ from seedrl.config import (
     CertsConfig,
     ControlConfig,
     DoctorConfig,
-    Engine,
     EvalConfig,
     ExportConfig,
     LearnerConfig,
@@ -44,41 +42,17 @@ from seedrl.config import (
 )
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.launching.children import end_with_parent
+from seedrl.launching.engines import launch_job
 from seedrl.launching.overrides import override
 from seedrl.launching.torchrun import is_under_torchrun, write_error_file
 from seedrl.ranks.settings import settings_of_rank
 from seedrl.run.identity import identity
-from seedrl.validation import check, check_job
+from seedrl.validation import check
 from seedrl.wire.address import refuse_if_taken
 
 
 def _run(config: RunConfig) -> None:
     launch_job(config, HydraConfig.get().overrides.task)
-
-
-def launch_job(config: RunConfig, overrides: Sequence[str]) -> None:
-    """Let the job's engine run it; return when it is over."""
-    check_launch(config, overrides)
-    for_learner = [each for each in overrides if not re.match(r"[+~]*launch[.=]", each)]  # it has no such settings
-    if config.launch.engine in (Engine.local, Engine.torchrun):
-        from seedrl.launching.local import Supervisor
-
-        Supervisor(config, for_learner).run()
-    else:
-        try:
-            from seedrl.launching.ray_driver import run_on_ray
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"launch=ray needs one more package: pip install 'seedrl[ray]' ({error})") from error
-        run_on_ray(config, for_learner)
-
-
-def check_launch(config: RunConfig, overrides: Sequence[str]) -> None:
-    """Refuse a job that its engine could not run, before anything is started."""
-    if config.launch.engine is Engine.kubernetes:
-        rest = [each for each in overrides if each != "launch=kubernetes"]
-        command = shlex.join(["seedrl", "render", "out=manifests", *rest])
-        raise ConfigError(f"launch=kubernetes starts nothing by itself; write manifests for kubectl: {command}")
-    check_job(config)
 
 
 def _render(config: RenderConfig) -> None:
@@ -330,8 +304,12 @@ def _complete(name: str, settings: Any) -> Any:
     return OmegaConf.to_object(settings)
 
 
+@functools.cache
 def register_schemas() -> None:
-    """Register the dataclasses with Hydra. Keyword arguments of foreign constructors may have any keys."""
+    """Register the dataclasses with Hydra, once per process: they never change, and this takes 0.1 s.
+
+    Keyword arguments of foreign constructors may have any keys.
+    """
     for name, command in COMMANDS.items():
         schema = OmegaConf.structured(command.schema)
         for section in (*(schema.get(group) for group in ("env", "model", "algorithm", "store")), schema):

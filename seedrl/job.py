@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seedrl.commands import check_launch, compose, conf_directory, launch_job
+from seedrl.commands import compose, conf_directory
 from seedrl.config import Engine, Placement, RunConfig
 from seedrl.errors import ConfigError
+from seedrl.launching.engines import check_launch, launch_job
 from seedrl.launching.overrides import override
 
 

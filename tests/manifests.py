@@ -1,5 +1,6 @@
 """Jobs that are rendered in tests. `python -m tests.manifests` renews tests/golden/kubernetes."""
 
+import functools
 import re
 import shutil
 from pathlib import Path
@@ -26,7 +27,9 @@ VARIANTS = {
 }
 
 
+@functools.cache
 def rendered(variant: str) -> PodSettings:
+    """Return the job of a variant, composed once per process; tests must not change it."""
     return job_of(*VARIANTS[variant].split())
 
 
@@ -37,7 +40,7 @@ def job_of(*overrides: str) -> PodSettings:
 
 
 def documents(texts: dict[str, str]) -> list[dict[str, Any]]:
-    return [document for text in texts.values() for document in yaml.safe_load_all(text)]
+    return [document for text in texts.values() for document in yaml.load_all(text, yaml.CSafeLoader)]
 
 
 def objects(job: PodSettings) -> dict[tuple[str, str], Any]:

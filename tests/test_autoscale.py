@@ -122,7 +122,7 @@ class Load:
         return sum(before != after for before, after in itertools.pairwise(steps))
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("noise", [0.0, pytest.param(0.1, marks=pytest.mark.long), 0.2])
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 40, 300])
 @pytest.mark.parametrize("first", [1, 30, 600])
 def test_autoscaler_converges_from_below_and_above_and_stays(needed: int, first: int, noise: float) -> None:

@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 
 from seedrl.config import ActorsConfig, RunConfig
-from seedrl.launching import local
+from seedrl.launching import actors
+from seedrl.launching.actors import ActorFleet
 from seedrl.launching.children import CRASH_SECONDS, Child, Crashes, signal_of
-from seedrl.launching.local import Supervisor, _with_a_port
+from seedrl.launching.learner_process import LearnerProcess, _with_a_port
+from seedrl.launching.local import Supervisor, run_locally
+from seedrl.launching.process_notes import ProcessNotes
 from seedrl.run.context import LEARNER, ContextFile, State
+from seedrl.run.directory import RunDirectory
 from tests.fakes import FakeClock
 
 
@@ -86,21 +90,37 @@ class FakeLearner(Child):
 
 
 @pytest.fixture
-def supervisor(tmp_path: Path) -> Supervisor:
-    supervisor = Supervisor(RunConfig(run_dir=str(tmp_path / "run"), max_restarts=2), [])
-    supervisor._learner = FakeLearner(LEARNER, lambda: ending_with(0))
-    supervisor._learner_pids.add(LEARNER_PID)
-    return supervisor
+def config(tmp_path: Path) -> RunConfig:
+    return RunConfig(run_dir=str(tmp_path / "run"), max_restarts=2)
 
 
-def tell(supervisor: Supervisor, pid: int = LEARNER_PID, updates: int = 10, reason: str = "") -> ContextFile:
-    """As the learner's last words in its context."""
-    with supervisor._context.change() as context:
+@pytest.fixture
+def notes(config: RunConfig) -> ProcessNotes:
+    notes = ProcessNotes(ContextFile(RunDirectory.prepare(config).path), has_torchrun=False)
+    notes.learner_started(LEARNER_PID)
+    return notes
+
+
+@pytest.fixture
+def learner(config: RunConfig, notes: ProcessNotes, tmp_path: Path) -> LearnerProcess:
+    learner = LearnerProcess(config, [], Path(config.run_dir), tmp_path, notes)
+    learner.child = FakeLearner(LEARNER, lambda: ending_with(0))
+    return learner
+
+
+@pytest.fixture
+def fleet(config: RunConfig, notes: ProcessNotes) -> ActorFleet:
+    return ActorFleet(config, "unix:/private/learner.sock", Path(config.run_dir) / "logs", notes)
+
+
+def tell(notes: ProcessNotes, pid: int = LEARNER_PID, updates: int = 10, reason: str = "") -> ContextFile:
+    """Write the last words of the learner into the context."""
+    with notes.file.change() as context:
         context.state, context.reason = State.FAILED, reason
         context.counters, context.resumed_at = {"updates": updates}, 5
         context.update(LEARNER, pid=pid)
         context.update("actor-0", streams_to=LEARNER, slots=16)
-    return supervisor._context
+    return notes.file
 
 
 @pytest.mark.parametrize(
@@ -112,26 +132,25 @@ def tell(supervisor: Supervisor, pid: int = LEARNER_PID, updates: int = 10, reas
     ],
 )
 def test_supervisor_restarts_a_learner_that_has_trained_unless_it_would_fail_again(
-    supervisor: Supervisor, code: int, is_restarted: bool
+    learner: LearnerProcess, notes: ProcessNotes, code: int, is_restarted: bool
 ) -> None:
-    tell(supervisor)
-    assert supervisor._is_worth_restarting(code) is is_restarted
-    assert supervisor._learner.is_due is is_restarted
+    tell(notes)
+    assert learner.schedule_restart(code, is_stopping=False) is is_restarted
+    assert learner.child.is_due is is_restarted
 
 
 @pytest.mark.parametrize(("code", "is_restarted"), [(7, False), (1, False), (8, False), (-9, True), (137, True)])
 @pytest.mark.parametrize("life", [{"updates": 5}, {"pid": 1}], ids=["did not train", "was another process"])
 def test_supervisor_restarts_a_learner_without_progress_only_if_it_was_killed(
-    supervisor: Supervisor, code: int, is_restarted: bool, life: dict[str, int]
+    learner: LearnerProcess, notes: ProcessNotes, code: int, is_restarted: bool, life: dict[str, int]
 ) -> None:
-    tell(supervisor, **life)
-    assert supervisor._is_worth_restarting(code) is is_restarted
+    tell(notes, **life)
+    assert learner.schedule_restart(code, is_stopping=False) is is_restarted
 
 
-def test_supervisor_that_was_signalled_restarts_nothing(supervisor: Supervisor) -> None:
-    tell(supervisor)
-    supervisor._signalled_at = 1.0
-    assert not supervisor._is_worth_restarting(-9)
+def test_supervisor_that_was_signalled_restarts_nothing(learner: LearnerProcess, notes: ProcessNotes) -> None:
+    tell(notes)
+    assert not learner.schedule_restart(-9, is_stopping=True)
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (7, 7), (-signal.SIGKILL, 128 + signal.SIGKILL)])
@@ -139,20 +158,22 @@ def test_supervisor_that_was_signalled_ends_with_the_code_of_its_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: int
 ) -> None:
     """A learner that fails while it stops must not look like one that has stopped cleanly."""
-    supervisor = Supervisor(RunConfig(run_dir=str(tmp_path / "run"), actors=ActorsConfig(count=0)), [])
-    supervisor._learner = Child(LEARNER, lambda: ending_with(code))
-    monkeypatch.setattr(supervisor, "_forward_signals", lambda: None)  # pytest keeps its own
-    supervisor._signalled_at = time.monotonic()
+
+    def signalled(supervisor: Supervisor) -> None:
+        supervisor._signalled_at = time.monotonic()
+
+    monkeypatch.setattr(Supervisor, "_forward_signals", signalled)  # pytest keeps its own handlers
+    monkeypatch.setattr(LearnerProcess, "_start", lambda _: ending_with(code))
     with pytest.raises(SystemExit) as ended:
-        supervisor.run()
+        run_locally(RunConfig(run_dir=str(tmp_path / "run"), actors=ActorsConfig(count=0)), [])
     assert ended.value.code == expected
 
 
 def test_supervisor_gives_up_on_a_learner_that_crashes_too_often_and_says_why(
-    supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+    learner: LearnerProcess, notes: ProcessNotes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    context = tell(supervisor, reason="thread learner died")
-    assert [supervisor._is_worth_restarting(7) for _ in range(3)] == [True, True, False]
+    context = tell(notes, reason="thread learner died")
+    assert [learner.schedule_restart(7, is_stopping=False) for _ in range(3)] == [True, True, False]
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == (
         "learner ended with code 7 (thread learner died); actor-0 (16 slots) wait for it; restarting it"
@@ -161,36 +182,40 @@ def test_supervisor_gives_up_on_a_learner_that_crashes_too_often_and_says_why(
         "the learner crashed 3 times within 10 minutes, more often than max_restarts allows; last: thread learner died"
     )
     assert lines[2] == f"seedrl run: {reason}"
-    supervisor._note()
+    notes.write([learner.child])
     read = context.read()
     assert (read.state, read.reason) == (State.FAILED, reason)
     assert (read.members[LEARNER].exit_code, read.members[LEARNER].last_words) == (7, "thread learner died")
 
 
-def test_supervisor_while_a_learner_restarts_says_so_in_the_context(supervisor: Supervisor) -> None:
-    context = tell(supervisor)
-    supervisor._is_worth_restarting(-9)
-    supervisor._note()
+def test_supervisor_while_a_learner_restarts_says_so_in_the_context(
+    learner: LearnerProcess, notes: ProcessNotes
+) -> None:
+    context = tell(notes)
+    learner.schedule_restart(-9, is_stopping=False)
+    notes.write([learner.child])
     assert context.read().state is State.INIT
     assert context.read().reason == "restarting the learner: ended by SIGKILL"
     assert context.read().members[LEARNER].exit_code == -9
 
 
-def test_supervisor_never_writes_into_the_context_of_a_run_that_others_hold(supervisor: Supervisor) -> None:
+def test_supervisor_never_writes_into_the_context_of_a_run_that_others_hold(
+    learner: LearnerProcess, notes: ProcessNotes
+) -> None:
     """As when a second `seedrl run` in the same directory finds its learner refused."""
-    context = tell(supervisor, pid=1)
+    context = tell(notes, pid=1)
     before = context.path.read_text()
-    supervisor._is_worth_restarting(3)
-    supervisor._note()
+    learner.schedule_restart(3, is_stopping=False)
+    notes.write([learner.child])
     assert context.path.read_text() == before
 
 
 def test_supervisor_of_a_crashed_actor_says_that_it_concerns_only_its_slots(
-    supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+    fleet: ActorFleet, notes: ProcessNotes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell(supervisor)
-    supervisor._log(0).write_text("first\nEnvFailed\n")
-    supervisor._consider_restart(0, Child("actor-0", lambda: ending_with(0)), 5)
+    tell(notes)
+    fleet._log(0).write_text("first\nEnvFailed\n")
+    fleet._consider_restart(0, Child("actor-0", lambda: ending_with(0)), 5)
     assert capsys.readouterr().err == (
         "actor 0 ended with code 5 (EnvFailed); this affects actor-0 (16 slots); restarting it\n"
     )
@@ -200,39 +225,39 @@ def test_supervisor_of_a_crashed_actor_says_that_it_concerns_only_its_slots(
 
 
 @pytest.fixture
-def following(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+def following(config: RunConfig, fleet: ActorFleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActorFleet]:
     """Two actors of at most four, which sleep until they are ended."""
     sleeper = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
-    monkeypatch.setattr(local, "FOLLOW_SECONDS", 0.0)
-    monkeypatch.setattr(supervisor, "_start_actor", lambda _: subprocess.Popen(sleeper, start_new_session=True))
-    supervisor._config.actors.count, supervisor._config.actors.at_most = 2, 4
+    monkeypatch.setattr(actors, "FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr(fleet, "_start_actor", lambda _: subprocess.Popen(sleeper, start_new_session=True))
+    config.actors.count, config.actors.at_most = 2, 4
+    fleet.start()
     for number in range(2):
-        supervisor._add_actor(number)
-        supervisor._log(number).touch()
-    yield supervisor
-    for actor in supervisor._actors.values():
+        fleet._log(number).touch()
+    yield fleet
+    for actor in fleet:
         actor.kill()
         actor.end(deadline=float("inf"))
 
 
-def follow(supervisor: Supervisor, desired: int, state: State = State.RUNNING, pid: int = LEARNER_PID) -> list[int]:
+def follow(fleet: ActorFleet, desired: int, state: State = State.RUNNING, pid: int = LEARNER_PID) -> list[int]:
     """Which actors run after the learner has said how many it could use, once the ended ones are gone."""
-    with supervisor._context.change() as context:
+    with fleet._notes.file.change() as context:
         context.state, context.desired_actors = state, desired
         context.update(LEARNER, pid=pid)
-    supervisor._follow_demand()
-    for number in supervisor._released:
-        supervisor._log(number).touch()
-        process = supervisor._actors[number].process
+    fleet.follow_demand(is_stopping=False)
+    for number in fleet._released:
+        fleet._log(number).touch()
+        process = fleet._actors[number].process
         assert process is not None
         code = process.wait()
-        if supervisor._actors[number].ended() is not None:
-            supervisor._consider_restart(number, supervisor._actors[number], code)
-    return [number for number, actor in supervisor._actors.items() if actor.is_running]
+        if fleet._actors[number].ended() is not None:
+            fleet._consider_restart(number, fleet._actors[number], code)
+    return [number for number, actor in fleet._actors.items() if actor.is_running]
 
 
 def test_supervisor_follows_what_the_learner_could_use_within_bounds(
-    following: Supervisor, capsys: pytest.CaptureFixture[str]
+    following: ActorFleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert follow(following, 3) == [0, 1, 2]
     assert follow(following, 3) == [0, 1, 2]
@@ -245,26 +270,26 @@ def test_supervisor_follows_what_the_learner_could_use_within_bounds(
         "the learner needs only 2 actors: ending actor-2, actor-3",
         "the learner could use 3 actors: starting actor-2",
     ]
-    assert following._actor_crashes.count == 0
+    assert following._crashes.count == 0
 
 
 @pytest.mark.parametrize(
     "untold", [{"state": State.INIT}, {"state": State.DRAINING}, {"pid": 1}], ids=["restarts", "ends", "is another's"]
 )
 def test_supervisor_changes_nothing_while_no_learner_of_its_own_trains(
-    following: Supervisor, untold: dict[str, Any]
+    following: ActorFleet, untold: dict[str, Any]
 ) -> None:
     assert follow(following, 3) == [0, 1, 2]
     assert follow(following, 4, **untold) == [0, 1, 2]
     assert follow(following, 1, **untold) == [0, 1, 2]
 
 
-def test_supervisor_without_at_most_keeps_its_count(following: Supervisor) -> None:
-    following._config.actors.at_most = 0
+def test_supervisor_without_at_most_keeps_its_count(config: RunConfig, following: ActorFleet) -> None:
+    config.actors.at_most = 0
     assert follow(following, 9) == [0, 1]
 
 
-def test_supervisor_actor_that_crashed_and_is_of_no_use_is_not_restarted(following: Supervisor) -> None:
+def test_supervisor_actor_that_crashed_and_is_of_no_use_is_not_restarted(following: ActorFleet) -> None:
     follow(following, 3)
     crashed = following._actors[2]
     crashed.kill()
@@ -277,7 +302,7 @@ def test_supervisor_actor_that_crashed_and_is_of_no_use_is_not_restarted(followi
 
 
 def test_supervisor_actor_that_does_not_leave_in_time_is_killed_and_replaced_only_then(
-    following: Supervisor, monkeypatch: pytest.MonkeyPatch
+    following: ActorFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stubborn = [sys.executable, "-S", "-c", "import signal; signal.signal(15, 1); print(flush=True); signal.pause()"]
     process = subprocess.Popen(stubborn, start_new_session=True, stdout=subprocess.PIPE)
@@ -286,14 +311,14 @@ def test_supervisor_actor_that_does_not_leave_in_time_is_killed_and_replaced_onl
         process.stdout.readline()  # from now on it ignores SIGTERM
     following._actors[2] = Child("actor-2", lambda: process)
     following._actors[2].start()
-    following._wanted_actors = lambda: 2  # type: ignore[method-assign]
-    following._follow_demand()
-    following._wanted_actors = lambda: 3  # type: ignore[method-assign]
-    following._follow_demand()
+    following._wanted = lambda _: 2  # type: ignore[method-assign]
+    following.follow_demand(is_stopping=False)
+    following._wanted = lambda _: 3  # type: ignore[method-assign]
+    following.follow_demand(is_stopping=False)
     assert 3 in following._actors, "the number of one that is still leaving was used again"
     assert process.poll() is None
     following._released[2] = 0.0
-    following._follow_demand()
+    following.follow_demand(is_stopping=False)
     assert process.wait() == -signal.SIGKILL
 
 

@@ -109,7 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "imageio": {"seedrl.trained.record"},
     "imageio_ffmpeg": {"seedrl.trained.record"},
     "huggingface_hub": {"seedrl.trained.hub"},
-    "ray": {f"seedrl.launching.ray_{name}" for name in ("autoscaler", "cluster", "driver", "host", "process")},
+    "ray": {f"seedrl.launching.ray_{name}" for name in ("autoscaler", "cluster", "driver", "host", "host_handle")},
 }
 # The name of a distribution where it is not the name of what is imported.
 IMPORT_NAMES = {

@@ -66,12 +66,12 @@ def grafana_queries() -> Iterator[str]:
 
 
 def with_values(query: str) -> str:
-    """As Grafana sends it."""
+    """Return the query as Grafana sends it."""
     return query.replace("$__rate_interval", "8s").replace("$job", "seedrl").replace("$instance", "127.0.0.1:9464")
 
 
 def console_queries() -> Iterator[str]:
-    """Those of the script, and those that Prometheus fills in itself."""
+    """Yield the queries of the script and those that Prometheus fills in itself."""
     text = (FILES / dashboards.CONSOLE).read_text()
     for rows in re.findall(r"^const (?:ROWS|TILES) = (\[.*?^\]);", text, re.MULTILINE | re.DOTALL):
         for each in json.loads(rows):

@@ -69,11 +69,10 @@ def trained_case(tmp_path: Path, case: str) -> Trained:
 
 
 def cases() -> Iterator[Any]:
-    """ONNX takes some seconds each; one of them stands for the others unless there is time. `exported` has the last."""
+    """Yield every case in both formats. ONNX takes seconds each: `exported` is the case that every run compares."""
     for case in (case for case in CASES if case != EXPORTED):
         yield pytest.param(case, Format.torch, id=f"{case}-torch")
-        marks = () if case == "nature-stacked" else (pytest.mark.slow,)
-        yield pytest.param(case, Format.onnx, id=f"{case}-onnx", marks=marks)
+        yield pytest.param(case, Format.onnx, id=f"{case}-onnx", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("case", "kind"), list(cases()))

@@ -39,7 +39,7 @@ def make_pool(
 
 
 def play(pool: GymPool, requests: int, action: int = 1) -> list[Rows]:
-    """So many answers; closes the pool."""
+    """Return the rows of N requests and close the pool."""
     history = []
     try:
         for _ in range(requests):
@@ -254,7 +254,7 @@ if __name__ == "__main__":
 
 
 def test_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    """Also while its environment hangs."""
+    """The process ends even while its environment hangs."""
     (tmp_path / "parent.py").write_text(PARENT)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, str(tmp_path / "parent.py")]

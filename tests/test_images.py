@@ -27,13 +27,13 @@ def instructions(role: str, name: str) -> list[str]:
 
 
 def copied(role: str) -> list[str]:
-    """What comes from the checkout."""
+    """Return the files that are copied from the checkout."""
     words = [value.split() for value in instructions(role, "COPY") if not value.startswith("--from")]
     return [source for *sources, _ in words for source in sources]
 
 
 def extras(role: str) -> list[str]:
-    """That pip installs unless the builder says otherwise."""
+    """Return the extras that pip installs by default."""
     [default] = re.findall(r"^EXTRAS=(\S+)$", "\n".join(instructions(role, "ARG")), re.MULTILINE)
     [install] = [value for value in instructions(role, "RUN") if "pip install" in value]
     assert '".[${EXTRAS}]"' in install

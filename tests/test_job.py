@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from seedrl.commands import check_launch, compose
+from seedrl.commands import compose
 from seedrl.config import Engine, LaunchConfig, RoleConfig, RunConfig
 from seedrl.errors import ConfigError
 from seedrl.job import Job
+from seedrl.launching.engines import check_launch
 from seedrl.launching.environment import variables
 from seedrl.run.identity import Identity, identity
 from tests.documented import ROOT

@@ -365,7 +365,7 @@ def test_only_pages_are_open_unless_the_job_is_insecure(variant: str) -> None:
     ],
 )
 def test_certificate_of_the_instructions_is_for_every_name_of_the_learner(host: str, is_covered: bool) -> None:
-    """As gRPC sees it, which has rules of its own for names with a star."""
+    """The names are checked by gRPC, which has rules of its own for names with a star."""
     made = make(CertsConfig(hosts=rendered("two_ranks").certificate_hosts))
     pair = (made["server.key"], made["server.pem"])
     own = grpc.ssl_channel_credentials(made["ca.pem"], made["client.key"], made["client.pem"])
@@ -662,7 +662,7 @@ def test_overlay_patches_what_is_there() -> None:
 
 
 def test_overlay_gives_manifests_with_its_changes(tmp_path: Path) -> None:
-    """By kubectl itself, which needs no cluster for it."""
+    """kubectl itself applies the overlay, for which it needs no cluster."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("there is no kubectl: the patches' targets are tested without it")

@@ -371,7 +371,7 @@ def test_running_moments_are_those_of_the_weighted_mixture_of_all_batches() -> N
 
 
 def test_running_moments_of_parts_of_a_batch_add_up_to_those_of_the_whole() -> None:
-    """That is how ranks join theirs; the weights of ranks do not matter as long as they are equal."""
+    """Ranks join their moments in this way; the weights of ranks do not matter as long as they are equal."""
     rows = 1e4 + torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
     whole, parts = RunningMoments(2), RunningMoments(2)
     for batch in rows.split(15):

@@ -48,7 +48,7 @@ def test_process_that_is_stopped_gives_its_signal(program: Path) -> None:
 
 @pytest.mark.parametrize("is_running", [True, False])
 def test_process_ends_at_once_with_its_host(program: Path, is_running: bool) -> None:
-    """Also if the host is killed between fork and exec."""
+    """The process ends even if the host is killed between fork and exec."""
     (program / "job.py").write_text("import os, signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)")
     code = "from seedrl.launching.ray_host import RayHost; list(RayHost('x').run('job', [], {}, '.', True))"
     with subprocess.Popen([sys.executable, "-c", code], cwd=program) as host:

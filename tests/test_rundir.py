@@ -14,7 +14,7 @@ from seedrl.run.directory import RunDirectory, plain
 
 
 def prepared(config: LearnerConfig) -> RunDirectory:
-    """As a learner does it that ends at once."""
+    """Return a run directory as a learner that ends at once leaves it."""
     run = RunDirectory.prepare(config)
     run.claim(config)
     run.release()
@@ -39,7 +39,7 @@ def test_run_directory_new_is_made_with_its_complete_settings(tmp_path: Path) ->
 
 
 def test_run_directory_without_a_name_gets_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also within one second."""
+    """The names differ even within one second."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("seedrl.run.directory.time.strftime", lambda _: "20260102-030405")
     paths = [prepared(LearnerConfig()).path for _ in range(3)]

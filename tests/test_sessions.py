@@ -261,7 +261,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def answered(self, data: st.DataObject) -> None:
-        """In any order, and to the dead as well."""
+        """Answers come in any order, and to ended sessions as well."""
         session, rows = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
         session.answered(rows)
         assert not (session.lease.expects[rows.env_id] == IN_FLIGHT).any()

@@ -257,7 +257,7 @@ def test_wandb_without_a_login_is_said_once_and_the_rest_is_written(
 
 
 def test_wandb_that_fails_later_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it fails without a word, and at the end."""
+    """This holds for a failure without a message and at the end, too."""
 
     class Broken:
         url = "https://wandb.example/run"

@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from seedrl.config import Engine, RunConfig
-from seedrl.launching import local
-from seedrl.launching.local import Supervisor
+from seedrl.launching import actors, learner_process
+from seedrl.launching.actors import ActorFleet
+from seedrl.launching.learner_process import LearnerProcess
+from seedrl.launching.process_notes import ProcessNotes
 from seedrl.launching.torchrun import ERROR_FILE_VARIABLE, failed_codes, is_under_torchrun, write_error_file
-from seedrl.run.context import LEARNER, State
+from seedrl.run.context import LEARNER, ContextFile, State
+from seedrl.run.directory import RunDirectory
 
 
 class FakeProcess:
@@ -27,16 +30,17 @@ class FakeProcess:
         self.is_terminated = True
 
 
-class Started:
-    def __init__(
-        self, supervisor: Supervisor, commands: list[tuple[str, ...]], variables: list[dict[str, str]]
-    ) -> None:
-        self.supervisor, self.commands, self.variables = supervisor, commands, variables
+class Started(NamedTuple):
+    learner: LearnerProcess
+    context: ContextFile
+    error_files: Path
+    commands: list[tuple[str, ...]]
+    variables: list[dict[str, str]]
 
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
-    """A supervisor of two ranks that has started everything, as it believes."""
+    """Start a learner of two ranks and three actors as processes that are fakes."""
     commands: list[tuple[str, ...]] = []
     variables: list[dict[str, str]] = []
 
@@ -45,28 +49,29 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
         variables.append(env)
         return FakeProcess()
 
-    monkeypatch.setattr(local, "start_module", start)
+    monkeypatch.setattr(learner_process, "start_module", start)
+    monkeypatch.setattr(actors, "start_module", start)
     config = RunConfig(run_dir=str(tmp_path / "run"), max_restarts=3)
     config.ranks.count, config.actors.count, config.launch.engine = 2, 3, Engine.torchrun
     config.launch.env, config.launch.actor.env = {"A": "job", "B": "job"}, {"B": "actor"}
-    supervisor = Supervisor(config, ["env=cartpole", "ranks.count=2"])
-    supervisor._address, supervisor._error_files = "unix:/private/learner.sock", tmp_path / "notes"
-    supervisor._learner.start()
-    for number in range(3):
-        supervisor._start_actor(number)
-    return Started(supervisor, commands, variables)
+    run = RunDirectory.prepare(config)
+    notes = ProcessNotes(ContextFile(run.path), has_torchrun=True)
+    learner = LearnerProcess(config, ["env=cartpole", "ranks.count=2"], run.path, tmp_path, notes)
+    learner.child.start()
+    ActorFleet(config, learner.address, run.logs, notes).start()
+    return Started(learner, notes.file, tmp_path / "torchrun", commands, variables)
 
 
 def test_run_starts_ranks_through_torchrun_with_the_settings_of_a_learner(started: Started) -> None:
     learner, *_ = started.commands
     assert learner[:3] == ("seedrl.launching.torchrun", "2", "3")
     assert learner[4:6] == ("env=cartpole", "ranks.count=2")
-    assert "listen='unix:/private/learner.sock'" in learner
+    assert f"listen='{started.learner.address}'" in learner
 
 
 def test_run_shares_actors_out_among_the_ranks(started: Started) -> None:
     addresses = [next(word for word in command if word.startswith("learner=")) for command in started.commands[1:]]
-    socket = "unix:/private/learner.sock"
+    socket = started.learner.address
     assert addresses == [f"learner='{socket}'", f"learner='{socket}.1'", f"learner='{socket}'"]
 
 
@@ -77,61 +82,57 @@ def test_run_gives_children_the_variables_of_their_role(started: Started) -> Non
 
 
 def process_of(started: Started) -> FakeProcess:
-    process: Any = started.supervisor._learner.process
+    process: Any = started.learner.child.process
     assert isinstance(process, FakeProcess)
     return process
 
 
 def note(started: Started, code: int, rank: int = 0, attempt: int = 0) -> None:
-    """As a rank leaves it where torchrun tells it to."""
-    path = started.supervisor._error_files / f"run/attempt_{attempt}/{rank}/error.json"
+    """Write an error file as a rank does, at the path that torchrun gives."""
+    path = started.error_files / f"run/attempt_{attempt}/{rank}/error.json"
     path.parent.mkdir(parents=True)
     write_error_file("why", code, {ERROR_FILE_VARIABLE: str(path)})
 
 
 def test_run_ends_torchrun_when_a_rank_would_only_fail_again(started: Started) -> None:
     note(started, 9, rank=1)
-    assert started.supervisor._learner_code() is None
+    assert started.learner.ended(is_stopping=False) is None
     assert not process_of(started).is_terminated  # another rank was lost: torchrun's business
     note(started, 2)
-    assert started.supervisor._learner_code() is None
+    assert started.learner.ended(is_stopping=False) is None
     assert process_of(started).is_terminated
     process_of(started).code = 143
-    assert started.supervisor._learner_code() == 2
+    assert started.learner.ended(is_stopping=False) == 2
 
 
 def test_run_that_was_asked_to_stop_ends_well_if_its_ranks_did(started: Started) -> None:
-    supervisor = started.supervisor
     process_of(started).code = 143
-    supervisor._signalled_at = 1.0
-    assert supervisor._learner_code() == 143
-    with supervisor._context.change() as context:
+    assert started.learner.ended(is_stopping=True) == 143
+    with started.context.change() as context:
         context.state = State.DONE
-    assert supervisor._learner_code() == 0
+    assert started.learner.ended(is_stopping=True) == 0
 
 
 def test_run_that_was_asked_to_stop_fails_if_a_rank_other_than_the_first_failed_meanwhile(started: Started) -> None:
-    supervisor = started.supervisor
     note(started, 9, rank=1, attempt=0)  # before: torchrun has restarted all
-    (supervisor._error_files / "run/attempt_1").mkdir()
+    (started.error_files / "run/attempt_1").mkdir()
     process_of(started).code = 143
-    supervisor._signalled_at = 1.0
-    with supervisor._context.change() as context:
+    with started.context.change() as context:
         context.state = State.DONE
-    assert supervisor._learner_code() == 0
+    assert started.learner.ended(is_stopping=True) == 0
     note(started, 7, rank=1, attempt=1)
-    assert supervisor._learner_code() == 7
+    assert started.learner.ended(is_stopping=True) == 7
 
 
 def test_run_whose_torchrun_gave_up_does_not_start_it_again(
     started: Started, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with started.supervisor._context.change() as context:
+    with started.context.change() as context:
         context.counters = {"updates": 10}
         context.update(LEARNER, pid=1, parent=FakeProcess.pid)
-    assert not started.supervisor._is_worth_restarting(137)
+    assert not started.learner.schedule_restart(137, is_stopping=False)
     assert "torchrun gave up" in capsys.readouterr().err
-    assert started.supervisor._is_worth_restarting(-9)  # torchrun itself was killed
+    assert started.learner.schedule_restart(-9, is_stopping=False)  # torchrun itself was killed
     capsys.readouterr()
 
 

@@ -53,7 +53,7 @@ def make_trained(run_dir: Path, *arguments: Any, **settings: Any) -> Trained:
 
 
 def with_means(model: nn.Module) -> nn.Module:
-    """As if it had seen some observations."""
+    """Set the statistics as if the model had seen some observations."""
     generator = torch.Generator().manual_seed(3)
     for name, buffer in model.named_buffers():
         if name.endswith(("mean", "variance")):

@@ -11,7 +11,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
+
 CRASH_SECONDS = 600.0  # crashes longer ago are forgotten
+GOODBYE_SECONDS = 20.0  # from asking a process to end to killing it
+STOP_SECONDS = 25.0  # from a signal until a learner that has not ended is killed
+RETURN_SECONDS = 5.0  # until an actor that ended cleanly is started again, if the learner still runs
+# Exit codes of a process that would fail again in the same way.
+FATAL_CODES: dict[int, type[SeedrlError]] = {
+    error.exit_code: error for error in (ConfigError, RunDirectoryError, Refused)
+}
+# Exit codes of a process that was asked to end by a signal.
+REQUESTED = {sign for number in (signal.SIGINT, signal.SIGTERM) for sign in (-number, 128 + number)}
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)  # before any fork: a child of a process with threads must not load anything
 

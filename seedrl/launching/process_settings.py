@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from seedrl.config import RunConfig, SecurityConfig
 from seedrl.errors import ConfigError
-from seedrl.launching.local import actor_settings
+from seedrl.launching.actors import actor_settings
 from seedrl.launching.overrides import override
 from seedrl.wire.security import check_client_security, check_learner_security, is_local, is_socket
 

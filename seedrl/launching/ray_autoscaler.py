@@ -13,9 +13,11 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from seedrl.config import RunConfig
-from seedrl.launching.local import FOLLOW_SECONDS, GOODBYE_SECONDS, wanted_actors
+from seedrl.launching.actors import FOLLOW_SECONDS, wanted_actors
+from seedrl.launching.children import GOODBYE_SECONDS
 from seedrl.launching.placement import ACTOR, PlacedProcess
 from seedrl.launching.ray_cluster import say
+from seedrl.launching.ray_host_handle import HostHandle
 from seedrl.launching.ray_process import RayProcess
 from seedrl.launching.ray_reservation import bundle_of
 
@@ -78,14 +80,14 @@ class RayAutoscaler:
                 return 0
         if learner.is_running and time.monotonic() > self._asked + FOLLOW_SECONDS:
             self._asked = time.monotonic()
-            self._answer = learner.desired_actors()
+            self._answer = learner.host.desired_actors()
         return 0
 
     def _start(self, number: int, wanted: int) -> None:
         place = PlacedProcess(ACTOR, number, "")
         bundle = bundle_of(self._config, (place,))
         group = placement_group([bundle.resources], bundle_label_selector=[bundle.labels])
-        actor = RayProcess(self._config, place, group, 0, self._run_directory)
+        actor = RayProcess(place, HostHandle(self._config, place, group, 0, self._run_directory))
         say(f"the learner could use {wanted} actors: starting {actor.name}")
         self._groups[number] = group
         self._actors.append(actor)

@@ -1,11 +1,11 @@
 """A job on a Ray cluster: `seedrl run launch=ray`. Ray does the placement, the restarts and gives out resources.
 
 Each process of the job is the child of a Ray actor, its host (`ray_host.py`). This is the driver. It reserves a
-placement group (`ray_reservation.py`), lets Ray start a host for each process in it (`ray_process.py`), and sends every
-host that is ready the process to run with its settings (`process_settings.py`). With actors.at_most their number
-follows the learner's demand (`ray_autoscaler.py`). A host that dies, alone or with its machine, is restarted by Ray
-wherever the group has room then. A process that fails takes its host with it, so Ray restarts and counts that as well.
-Knows nothing of torch.
+placement group (`ray_reservation.py`), lets Ray start a host for each process in it (`ray_host_handle.py`), and sends
+every host that is ready the process to run (`ray_process.py`) with its settings (`process_settings.py`). With
+actors.at_most their number follows the learner's demand (`ray_autoscaler.py`). A host that dies, alone or with its
+machine, is restarted by Ray wherever the group has room then. A process that fails takes its host with it, so Ray
+restarts and counts that as well. Knows nothing of torch.
 """
 
 import math
@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup
 from seedrl.config import RunConfig
 from seedrl.errors import SeedrlError
 from seedrl.launching.assignment import assign_ranks
-from seedrl.launching.local import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS
+from seedrl.launching.children import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS
 from seedrl.launching.overrides import override
 from seedrl.launching.placement import place
 from seedrl.launching.process_settings import (
@@ -33,7 +33,8 @@ from seedrl.launching.process_settings import (
 from seedrl.launching.ray_autoscaler import RayAutoscaler
 from seedrl.launching.ray_cluster import POLL_SECONDS, addresses, alive, as_node, connected, reserved, say, show
 from seedrl.launching.ray_host import HostReady
-from seedrl.launching.ray_process import News, RayProcess
+from seedrl.launching.ray_host_handle import HostHandle, News
+from seedrl.launching.ray_process import RayProcess
 from seedrl.launching.ray_reservation import Reservation, plan_reservation
 from seedrl.run.directory import RunDirectory
 from seedrl.status import DRAINED
@@ -90,7 +91,8 @@ class RayDriver:
         """Ask Ray for a host for each process, in its bundle."""
         for index, bundle in enumerate(reservation.bundles):
             for where in bundle.places:
-                process = RayProcess(self._config, where, group, index, self._run_directory)
+                host = HostHandle(self._config, where, group, index, self._run_directory)
+                process = RayProcess(where, host)
                 (self._ranks if process.is_learner else self._actors).append(process)
         self._ranks.sort(key=lambda rank: rank.number)
         for process in self._all():
@@ -106,7 +108,7 @@ class RayDriver:
                 case int():
                     self._ended(process, news)
                 case HostReady():
-                    process.host_ready(news)
+                    process.host.take(news)
                 case RayActorError():
                     self._lost(process, news)
         self._obey_signals()
@@ -114,20 +116,20 @@ class RayDriver:
             self._autoscaler.follow_demand(self._ranks[0])
         self._start_what_can_start()
         for process in self._all():
-            process.report_if_late()
+            process.host.report_if_late()
         return self._final_code()
 
     # What hosts send.
 
     def _news(self) -> Iterator[tuple[RayProcess, News]]:
-        waiting = {process.pending: process for process in self._all() if process.pending is not None}
+        waiting = {process.host.pending: process for process in self._all() if process.host.pending is not None}
         if not waiting:
             time.sleep(POLL_SECONDS)
             return
         ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=POLL_SECONDS, fetch_local=False)
         for pending in ready:
             process = waiting[pending]
-            for news in process.news(pending):
+            for news in process.host.news(pending):
                 if isinstance(news, str):
                     process.last_words = news
                     if process.is_learner:
@@ -142,7 +144,7 @@ class RayDriver:
         if isinstance(error, ActorDiedError):
             self._give_up(process, error)
             return
-        say(f"{process.name} on {process.node} is lost; Ray restarts it")
+        say(f"{process.name} on {process.host.node} is lost; Ray restarts it")
         process.request_host()
         if process.is_learner:
             self._restart_other_ranks(process)
@@ -150,7 +152,7 @@ class RayDriver:
     def _give_up(self, process: RayProcess, error: ActorDiedError) -> None:
         """Handle a process that Ray restarts no more, or could not start at all."""
         words = process.last_words or str(error).strip().splitlines()[-1].strip()
-        if not process.node:
+        if not process.host.node:
             raise SeedrlError(f"{process.name} cannot run on Ray; is seedrl on every node? Ray reports: {words}")
         setting = "max_restarts" if process.is_learner else "actors.max_restarts"
         message = f"{process.name} has been restarted as often as {setting} allows; last: {words}"
@@ -180,7 +182,7 @@ class RayDriver:
         self._endpoints = []
         for rank in self._ranks:
             rank.is_over = False
-            if rank is not first and rank.host is not None:
+            if rank is not first and rank.host.is_ready:
                 rank.restart()
 
     def _actor_ended(self, actor: RayProcess, code: int) -> None:
@@ -198,7 +200,7 @@ class RayDriver:
 
     def _restart_failed(self, process: RayProcess) -> None:
         how = f"code {process.exit_code} ({process.last_words})"
-        say(f"{process.name} on {process.node} ended with {how}; Ray restarts it")
+        say(f"{process.name} on {process.host.node} ended with {how}; Ray restarts it")
         process.restart()
 
     # What hosts are sent.
@@ -216,7 +218,7 @@ class RayDriver:
 
     def _start_ranks(self) -> None:
         """Start all ranks at once; actors whose rank has another address now are moved."""
-        addresses = [RankAddress(rank.number, rank.node, rank.address, *rank.ports) for rank in self._ranks]
+        addresses = [_address_of(rank) for rank in self._ranks]
         listens = [rank_settings(self._config, each, addresses, self._is_one_machine) for each in addresses]
         for rank, address, (settings, _) in zip(self._ranks, addresses, listens, strict=True):
             arguments = ["learner", *self._overrides, override("run_dir", self._run_directory), *settings]
@@ -233,8 +235,8 @@ class RayDriver:
         """Return the address of each actor's rank; those in `kept` that run keep the one they have."""
         staying = [actor for actor in kept if actor.is_running and actor.learner in self._endpoints]
         assigned = assign_ranks(
-            actors={actor.number: actor.node for actor in self._actors},
-            ranks=[rank.node for rank in self._ranks[: len(self._endpoints)]],
+            actors={actor.number: actor.host.node for actor in self._actors},
+            ranks=[rank.host.node for rank in self._ranks[: len(self._endpoints)]],
             kept={actor.number: self._endpoints.index(actor.learner) for actor in staying},
         )
         return {number: self._endpoints[rank] for number, rank in assigned.items()}
@@ -275,6 +277,10 @@ class RayDriver:
                 if isinstance(news, int | RayActorError):
                     process.is_running = False
         self._autoscaler.close()
+
+
+def _address_of(rank: RayProcess) -> RankAddress:
+    return RankAddress(rank.number, rank.host.node, rank.host.address, *rank.host.ports)
 
 
 class _Ended(SeedrlError):

@@ -19,8 +19,8 @@ import numpy as np
 
 from seedrl.config import EvalConfig
 from seedrl.errors import SeedrlError
+from seedrl.launching.actors import start_actor
 from seedrl.launching.children import Process
-from seedrl.launching.local import start_actor
 from seedrl.monitoring.statistics import bootstrap, iqm
 from seedrl.monitoring.units import duration
 from seedrl.roles.policy_server import PolicyServer, settings_of

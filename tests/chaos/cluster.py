@@ -148,7 +148,7 @@ class Cluster:
     # Looking.
 
     def is_open(self) -> bool:
-        """Whether the learner's port is."""
+        """Return whether the learner's port is open."""
         return is_listening(self.address)
 
     def learner_numbers(self) -> Numbers:
@@ -169,7 +169,7 @@ class Cluster:
         return all(each is not None and each.answered > 0 for each in progress) and self.updates() > 0
 
     def updates(self) -> float:
-        """Of the learner that runs; 0 while it does not answer."""
+        """Return the updates of the learner that runs; 0 while it does not answer."""
         return self.learner_numbers().get("seedrl_updates_total", 0.0)
 
     def violations(self) -> list[str]:
@@ -194,7 +194,7 @@ def _hydra(options: dict[str, Any]) -> str:
 
 
 def learner_settings(setup: Setup, violations: Path) -> tuple[str, ...]:
-    """Of a learner on counting environments, but for where it is."""
+    """Return the settings of a learner on counting environments, without its addresses."""
     model = f"{{violations: '{violations}', update_seconds: {setup.update_seconds}}}"
     return (
         *(
@@ -225,7 +225,7 @@ def scrape(address: str) -> Numbers:
 
 
 def resources(pid: int) -> Resources:
-    """Of a process that is there."""
+    """Return what a process that exists uses."""
     status = Path(f"/proc/{pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines())
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]

@@ -27,7 +27,7 @@ SPEC = make_spec((SIGNATURE,), "int32", NUM_ACTIONS)
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """With one actor that nothing happens to."""
+    """A cluster with one actor that is left undisturbed."""
     with Cluster(tmp_path, Setup(actors=1, envs=4, spare=8)) as cluster:
         wait_until(cluster.all_stream, "the actor streams")
         yield cluster

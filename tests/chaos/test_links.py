@@ -42,7 +42,7 @@ class Processes:
         return self.start(prefix, *words)
 
     def updates(self) -> int:
-        """As the newest row of the run says."""
+        """Return the number of updates in the newest row of the run."""
         lines = self.rows.read_text().splitlines() if self.rows.exists() else []
         return int(json.loads(lines[-1])["updates"]) if lines else 0
 

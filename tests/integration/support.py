@@ -432,3 +432,10 @@ class Wire:
                         return
                     time.sleep(self._delay)
                     (far if source is near else near).sendall(content)
+
+
+def expect_refusal(raw: RawActor, code: grpc.StatusCode, words: list[str]) -> None:
+    """Check the status with which the learner ended a stream, and that its details contain all of `words`."""
+    seen, details = raw.status()
+    assert seen is code
+    assert [word for word in words if word not in details] == [], details

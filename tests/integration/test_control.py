@@ -8,9 +8,11 @@ import pytest
 
 from seedrl.config import ControlConfig, RunConfig, SecurityConfig
 from seedrl.errors import ConfigError, Unauthenticated
+from seedrl.launching.actors import ActorFleet
 from seedrl.launching.children import Child
-from seedrl.launching.local import Supervisor
+from seedrl.launching.process_notes import ProcessNotes
 from seedrl.monitoring.control import order_of
+from seedrl.run.context import ContextFile
 from seedrl.status import DRAINED
 from seedrl.wire.channel import Link, ask_control
 from seedrl.wire.control import describe_request
@@ -141,11 +143,12 @@ def test_drained_actor_ends_with_success_and_the_others_train_on(
 
 
 def test_supervisor_lets_a_drained_actor_be_and_brings_back_one_that_ended_for_another_reason(tmp_path: Path) -> None:
-    supervisor = Supervisor(RunConfig(run_dir=str(tmp_path)), [])
+    notes = ProcessNotes(ContextFile(tmp_path), has_torchrun=False)
+    fleet = ActorFleet(RunConfig(), "unix:/private/learner.sock", tmp_path / "logs", notes)
     for words, comes_back in ((DRAINED, False), ("Done: 5 of 5 steps", True)):
         (tmp_path / "logs" / "actor-0.log").write_text(f"actor actor-0: {words}\n")
         actor = Child("actor-0", start=lambda: pytest.fail("started at once"))
-        supervisor._consider_restart(0, actor, 0)
+        fleet._consider_restart(0, actor, 0)
         assert actor.is_due  # so nobody asks again why it ended
         assert not actor.start_if_due()
         assert (actor._due < float("inf")) is comes_back

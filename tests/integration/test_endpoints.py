@@ -138,7 +138,7 @@ def counted(learners: list[RunningLearner]) -> int:
 
 
 def accounts_for_all(learner: RunningLearner) -> bool:
-    """Of an endpoint that everybody has left."""
+    """Return whether an endpoint that every actor has left has counted all rows and sessions."""
     metrics = learner.service.serving
     handed_over = T * metrics.unrolls_made + metrics.rows_dropped["partial_unroll"]
     ended = metrics.sessions_left + sum(metrics.sessions_evicted.values()) + moved(learner)
@@ -200,7 +200,7 @@ def test_actors_spread_over_endpoints_and_a_lone_learner_sends_nobody_away(
 def test_reset_brings_an_actor_back_to_the_endpoint_it_is_at(
     start_endpoint: StartLearner, start_actor: StartActor, agreement: Agreement
 ) -> None:
-    """Whose orders, such as other options, are not known elsewhere."""
+    """Other endpoints do not know the orders of this one, such as other options."""
     first, second = start_endpoint(), start_endpoint()
     agreement.add(first, second)
     actors = start_and_wait(start_actor, 4, first.address)

@@ -85,7 +85,7 @@ def counting(config: LearnerConfig) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Of a policy that does what counting environments want; they end their actor if one action is wrong."""
+    """The run of a policy that does what counting environments want; they end their actor if one action is wrong."""
     spec = CountingPool(make_job()).spec
     weights = {"model/value.weight": torch.zeros(1, 1), "model/value.bias": torch.zeros(1)}
     return make_run(tmp_path / "run", checkpoint_of(weights, spec, updates=3), change=counting)

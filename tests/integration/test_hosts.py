@@ -34,7 +34,7 @@ class Network:
         return self._started[-1]
 
     def security(self, name: str) -> list[str]:
-        """As docs/security.md has it for a side."""
+        """Return the settings that docs/security.md gives for a side."""
         files = {
             "certificate_file": f"{name}.pem",
             "key_file": f"{name}.key",

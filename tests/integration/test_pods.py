@@ -20,7 +20,7 @@ certs = pytest.importorskip("seedrl.wire.certificates")
 
 
 def status_of(address: str, path: str) -> int:
-    """Of an answer over HTTP; 0 if there is none."""
+    """Return the status of an answer over HTTP; 0 if there is none."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
             return int(answer.status)

@@ -51,7 +51,7 @@ class Host(NamedTuple):
 
     @property
     def variables(self) -> dict[str, str]:
-        """Of the process it runs."""
+        """Return the environment variables of the process it runs."""
         lines = _bytes(Path(f"/proc/{self.child}/environ")).decode().split("\0")
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def hosts(self) -> dict[str, Host]:
-        """Those that are there."""
+        """Return the hosts that are alive, by name."""
         ours = [each for key, each in state.actors().items() if key not in self.before and each["State"] == "ALIVE"]
         return {
             each["Name"]: Host(each["Name"], each["Address"]["NodeID"], each["Pid"], int(each["NumRestarts"]))
@@ -221,7 +221,7 @@ def test_job_that_does_not_fit_is_refused_before_anything_starts(cluster: Cluste
 
 
 def lose(cluster: Cluster, node: str) -> None:
-    """At once, as if its power went."""
+    """Remove a node at once, as a power failure would."""
     lost = next(each for each in cluster.list_all_nodes() if each.node_id == node)
     cluster.remove_node(lost, allow_graceful=False)
 

@@ -70,7 +70,7 @@ def outcome(channel: Any, method: str, metadata: Any) -> tuple[grpc.StatusCode, 
 
 
 def write(path: str, *tokens: str) -> None:
-    """In one go, as a rotation should."""
+    """Replace the file in one operation, as a rotation should."""
     new = Path(f"{path}.new")
     new.write_text("\n".join(tokens))
     new.chmod(0o600)

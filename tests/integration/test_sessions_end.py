@@ -201,7 +201,7 @@ class Watched:
         self.actor: Process = commands.start("actor", f"learner={learner.address}")
 
     def session(self) -> int:
-        """Of the actor, once it steps."""
+        """Return the session of the actor, once it steps."""
         return int(eventually(lambda: self.rows_of and max(self.learner.service.inference.sessions.open, default=0)))
 
 
