@@ -5,11 +5,11 @@ import torch
 
 from bench.harness import Report, against_floor
 from bench.inference import FRAME, FRAME_STACK, SPEC, STACKED
-from bench.rig import CPU
+from bench.rig import CPU, vtrace_config
 from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.columns import Record
-from seedrl.config import BenchConfig, LearnerConfig, ModelConfig
+from seedrl.config import BenchConfig, ModelConfig
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
 from seedrl.models.build import build_model
@@ -38,9 +38,9 @@ class FullStore:
     """Updates from a store that is always full, or the model alone on one of its train batches."""
 
     def __init__(self, unrolls: int, model: str = "nature") -> None:
-        config = LearnerConfig()
+        config = vtrace_config()
         config.algorithm.batch_size = unrolls
-        self._model = build_model(ModelConfig(name=model), STACKED, seed=1)
+        self._model = build_model(ModelConfig(name=model, popart=False), STACKED, seed=1)
         sizes = StoreSizes(1, unrolls, config.algorithm.unroll_length, FRAME_STACK, core_size=0)
         self._store = Store(SPEC, Fifo(), sizes, CPU)
         self._policy = Policy(self._model, version=0)

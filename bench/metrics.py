@@ -17,10 +17,10 @@ import numpy as np
 import yaml
 
 from bench.harness import Ratio, Report
-from bench.rig import private_address
+from bench.rig import private_address, vtrace_config
 from bench.whole_run import watch
 from envs_server.actor import Actor
-from seedrl.config import BenchConfig, Display, LearnerConfig
+from seedrl.config import BenchConfig, Display
 from seedrl.metrics import MANY, SECONDS, Histogram, LearnerState, LearningMetrics, ServingMetrics, Stopwatch
 from seedrl.monitoring.diagnosis import diagnose
 from seedrl.monitoring.exposition import Exposition
@@ -70,7 +70,7 @@ def add_share(report: Report, config: BenchConfig, name: str, work: Callable[[],
 
 def one_look(serving: ServingMetrics, learning: LearningMetrics) -> Callable[[], Any]:
     """Do what the main thread does twice a second, and record it now and then."""
-    config = LearnerConfig()
+    config = vtrace_config()
     sessions = SessionTable(config, lambda session: session, planned_seats(config.actors))
     sessions.join(Hello("bench"))
     sampler = Sampler(config, serving, learning, sessions)
@@ -86,7 +86,9 @@ def one_look(serving: ServingMetrics, learning: LearningMetrics) -> Callable[[],
 def calls_per_step() -> dict[str, float]:
     """Return the calls per step of CartPole with its preset: learner and actor in this process."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory, private_address() as address, _counted() as calls:
-        config = LearnerConfig(run_dir=str(Path(directory, "run")), listen=address, display=Display.none, metrics="")
+        config = vtrace_config()
+        config.run_dir, config.listen = str(Path(directory, "run")), address
+        config.display, config.metrics = Display.none, ""
         config.algorithm.batch_size = 32
         config.actors.envs = 128
         config.stop.env_steps = STEPS

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.config import LearnerConfig
+from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.config import LearnerConfig, ModelConfig
 from seedrl.errors import ThreadDied
 from seedrl.metrics import ServingMetrics
 from seedrl.models.base import ActorCritic
@@ -30,6 +31,15 @@ from seedrl.status import Status
 from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelInput, ModelOutput
 from seedrl.wire.messages import Command
+
+
+def vtrace_config() -> LearnerConfig:
+    """Return the settings that everything but whole runs is measured with: V-trace, one gradient step per batch."""
+    algorithm = AlgorithmConfig(
+        name="vtrace", unroll_length=20, batch_size=16, passes=1, minibatches=1, on_policy=False, entropy_cost=0.01
+    )
+    return LearnerConfig(algorithm=algorithm, model=ModelConfig(popart=False))
+
 
 CPU = torch.device("cpu")
 STOP_SECONDS = 10.0

@@ -21,7 +21,7 @@ import torch
 
 from bench.echo import EchoServer
 from bench.harness import Report, Turn, children, cost_ratio, cpu_seconds, interleave, median, rss_bytes
-from bench.rig import NullModel, ServingRig, any_port, private_address
+from bench.rig import NullModel, ServingRig, any_port, private_address, vtrace_config
 from seedrl.config import BenchConfig, LearnerConfig
 
 FRAME = 84 * 84
@@ -78,7 +78,7 @@ def compare_sizes(report: Report, config: BenchConfig) -> None:
         report.add(_row("service, batches of 128", 1, int(envs), side))
     report.add_ratio(cost_ratio("envs4096_over_256", turns, "4096", "256", bound=1.1))
     per_env = (memory["4096"] - memory["256"]) / (4096 - 256)
-    unroll = (LearnerConfig().algorithm.unroll_length + 1) * FRAME
+    unroll = (vtrace_config().algorithm.unroll_length + 1) * FRAME
     report.note(
         f"learner RSS grows by {per_env / 1024:.0f} KiB per environment; its unroll has {unroll / 1024:.0f} KiB"
     )
@@ -125,7 +125,7 @@ def settled_rss() -> int:
 
 
 def mock_config(actors: int, groups: int) -> LearnerConfig:
-    config = LearnerConfig()
+    config = vtrace_config()
     config.env.id = "mock"
     config.env.options = {"shape": [1, 84, 84]}
     config.actors.envs = ROWS * groups

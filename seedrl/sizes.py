@@ -16,6 +16,14 @@ def evaluation_envs(actors: ActorsConfig) -> list[int]:
     return [number * actors.envs // count for number in range(count)]
 
 
+def can_be_on_policy(config: LearnerConfig) -> bool:
+    """Return whether train batches can hold the same number of unrolls of every environment, all of one policy."""
+    actors = config.actors
+    envs = actors.count * (actors.envs - len(evaluation_envs(actors)))
+    is_fixed = envs > 0 and actors.at_most <= actors.count and config.ranks.count == 1
+    return is_fixed and config.algorithm.batch_size % envs == 0
+
+
 def store_capacity(config: LearnerConfig) -> int:
     """Return how many finished unrolls the store keeps."""
     return config.store.capacity or 2 * config.algorithm.batch_size

@@ -13,7 +13,7 @@ from seedrl.config import (
     ServeConfig,
 )
 from seedrl.errors import require
-from seedrl.sizes import evaluation_envs, serving_ranks
+from seedrl.sizes import can_be_on_policy, evaluation_envs, serving_ranks
 from seedrl.wire.security import check_actor_security, check_learner_security, is_socket, is_wildcard
 
 
@@ -35,6 +35,11 @@ def _check_algorithm(config: LearnerConfig) -> None:
     require(algorithm.batch_size >= 1, f"algorithm.batch_size={algorithm.batch_size} must be at least 1")
     require(algorithm.passes >= 0, f"algorithm.passes={algorithm.passes} must not be negative")
     require(algorithm.minibatches >= 0, f"algorithm.minibatches={algorithm.minibatches} must not be negative")
+    require(
+        not algorithm.on_policy or can_be_on_policy(config),
+        f"algorithm.on_policy=true needs one rank, a fixed number of actors, and an algorithm.batch_size that is a "
+        f"multiple of all environments that are trained on, unlike {algorithm.batch_size}",
+    )
     require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
     require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
     require(

@@ -5,6 +5,7 @@ from tests.builders import learner_parts, model_input, record
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,6 +115,26 @@ class LearnerParts:
         return unrolls is not None
 
 
+def one_step(**settings: Any) -> AlgorithmConfig:
+    """Return the settings of plain V-trace, with one gradient step per train batch and constant schedules."""
+    return AlgorithmConfig(
+        **{
+            "name": "vtrace",
+            "passes": 1,
+            "minibatches": 1,
+            "on_policy": False,
+            "trace_lambda": 1.0,
+            "normalize_advantage": False,
+            "entropy_cost": 0.01,
+            "entropy_cost_end": None,
+            "learning_rate": 1e-3,
+            "learning_rate_end": None,
+            "max_grad_norm": 40.0,
+            **settings,
+        }
+    )
+
+
 def learner_parts(
     algorithm: AlgorithmConfig | None = None,
     model: nn.Module | None = None,
@@ -128,7 +149,7 @@ def learner_parts(
 ) -> LearnerParts:
     """Return a learner of a TinyModel, or of `model`, and a store for `batches` train batches of unrolls of 3 steps."""
     spec = spec or make_spec()
-    algorithm = algorithm or AlgorithmConfig()
+    algorithm = algorithm or one_step()
     algorithm.batch_size, algorithm.unroll_length = batch_size, 3
     config = LearnerConfig(algorithm=algorithm, stop=StopConfig(env_steps=stop_at))
     torch.manual_seed(seed)
@@ -140,7 +161,7 @@ def learner_parts(
     learner = Learner(
         config,
         model,
-        build_algorithm(algorithm, spec, Actions(spec), model),
+        build_algorithm(algorithm, Actions(spec), model),
         metrics,
         env_steps=lambda: parts.steps,
         prefer=store.prefer,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
-from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.algorithms.settings import Optimizer
 from seedrl.config import ModelConfig
 from seedrl.learning.learner import Learner
 from seedrl.models.build import build_model
@@ -25,7 +25,7 @@ from seedrl.ranks.group import Ranks
 from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Outbox, RemoteLearner
 from seedrl.run.identity import identity
 from seedrl.specs import EnvSpec
-from tests.builders import LearnerParts, learner_parts, record, weights
+from tests.builders import LearnerParts, learner_parts, one_step, record, weights
 from tests.fakes import TinyModel, make_spec
 from tests.integration.waiting import DEADLINE
 
@@ -57,7 +57,7 @@ class Case:
             build_model(self.model, self.spec, seed=7) if isinstance(self.model, ModelConfig) else self.model(self.spec)
         )
         # An epsilon that is not far below the gradients: rounding must not decide where a step goes.
-        algorithm = AlgorithmConfig(**{"learning_rate": 0.01, "epsilon": 1e-3, "max_grad_norm": 0.1, **self.algorithm})
+        algorithm = one_step(**{"learning_rate": 0.01, "epsilon": 1e-3, "max_grad_norm": 0.1, **self.algorithm})
         return learner_parts(
             algorithm, model, self.spec, batch_size=batch_size, batches=WORLD, ranks=ranks, sync_every=self.sync_every
         )
@@ -150,7 +150,7 @@ def train_apart(case: Case, ranks: Ranks) -> None:
     learner = Learner(
         parts.config,
         parts.learner.model,
-        build_algorithm(parts.config.algorithm, case.spec, Actions(case.spec), parts.learner.model),
+        build_algorithm(parts.config.algorithm, Actions(case.spec), parts.learner.model),
         parts.metrics,
         env_steps=lambda: 100 * (parts.metrics.updates // 2),
         prefer=lambda ticket, priority: None,

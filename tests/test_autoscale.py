@@ -49,7 +49,7 @@ class Load:
         self.capacity, self.served, self.cores, self.noise = capacity, served, cores, noise
         self.start_up, self.follow = start_up, follow
         self.now = 0.0
-        self.lag, self.reuse = 1.0, 1.0
+        self.lag, self.replayed = 1.0, 1.0
         self.begins = [0.0] * actors  # when each actor joins
         self.history: list[int] = []  # the number after each look
         self._random = random.Random(7)
@@ -78,7 +78,7 @@ class Load:
         return {
             **{"seconds": self.now, "actors": self.joined, "updates": self._updates, "policy_lag": self.lag},
             **shares | parts | zeros,
-            "reuse": self.reuse,
+            "replayed": self.replayed,
         }
 
     def _flow(self) -> dict[str, float]:
@@ -223,17 +223,9 @@ def test_autoscaler_grows_no_more_once_what_is_trained_on_is_too_old() -> None:
 def test_autoscaler_with_replay_follows_who_waits_although_the_data_is_old(needed: int, first: int) -> None:
     """A ring of old unrolls is always full, and each is used many times; a limiter couples acting and training."""
     load = Load(capacity=needed * STEPS, actors=first, noise=0.1, before=first)
-    load.lag, load.reuse = 500.0, 8.0
+    load.lag, load.replayed = 500.0, 8.0
     assert needed <= load.run(400).autoscaler.desired <= needed + 1
     assert load.turns <= 1
-
-
-def test_autoscaler_with_several_passes_is_still_limited_by_the_policy_lag() -> None:
-    load = Load(capacity=20 * STEPS)
-    load.config.algorithm.passes = 4
-    load.autoscaler = Autoscaler(load.config)
-    load.lag, load.reuse = 50.0, 4.0
-    assert load.run(300).autoscaler.desired == 1
 
 
 @pytest.mark.parametrize("silent", ["nobody connected", "nobody steps", "no update"])

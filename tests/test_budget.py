@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from seedrl.algorithms.settings import Optimizer
+from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, Mismatch
 from seedrl.models.base import core_size_of
@@ -75,7 +75,7 @@ def test_budget_that_fits_is_granted_and_one_that_does_not_is_refused_with_its_p
 
 def test_budget_of_a_store_alone_that_does_not_fit_refuses_the_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "free_bytes", lambda _: 2**20)
-    config = LearnerConfig()
+    config = LearnerConfig(algorithm=AlgorithmConfig(unroll_length=20))
     check_store(config, CPU, make_spec((2,)))
     with pytest.raises(Mismatch, match=r"spaces: the store for .* needs"):
         check_store(config, CPU, make_spec((4, 84, 84), "uint8"))

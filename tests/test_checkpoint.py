@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.algorithms.settings import Optimizer
 from seedrl.config import ModelConfig
 from seedrl.errors import RunDirectoryError
 from seedrl.learning.optimizer import build_optimizer
@@ -28,7 +28,7 @@ from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import MANIFEST, STATE, TENSORS, Checkpoint
 from seedrl.run.saving import save as save_checkpoint
 from seedrl.specs import EnvSpec
-from tests.builders import model_input, same, weights
+from tests.builders import model_input, one_step, same, weights
 from tests.fakes import make_spec
 from tests.forks import processes
 
@@ -112,9 +112,9 @@ NETWORKS = {
     "impala": (ModelConfig(name="impala"), make_spec((2, 12, 12), "uint8")),  # weights are channels_last
 }
 OPTIMIZERS = {
-    "adam": AlgorithmConfig(optimizer=Optimizer.adam, learning_rate=0.01),
-    "rmsprop": AlgorithmConfig(optimizer=Optimizer.rmsprop, learning_rate=0.01),
-    "momentum": AlgorithmConfig(optimizer=Optimizer.rmsprop, learning_rate=0.01, rmsprop_momentum=0.9),
+    "adam": one_step(optimizer=Optimizer.adam, learning_rate=0.01),
+    "rmsprop": one_step(optimizer=Optimizer.rmsprop, learning_rate=0.01),
+    "momentum": one_step(optimizer=Optimizer.rmsprop, learning_rate=0.01, rmsprop_momentum=0.9),
 }
 
 

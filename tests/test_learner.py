@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from seedrl.algorithms.base import Loss
-from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.algorithms.settings import Optimizer
 from seedrl.learning.learner import PATIENCE, REPORT_EVERY
-from tests.builders import LearnerParts, learner_parts, record, same, weights
+from tests.builders import LearnerParts, learner_parts, one_step, record, same, weights
 from tests.fakes import TinyModel, make_spec
 
 PER_BATCH = 2 * 3  # transitions of a train batch of the learners here
@@ -52,7 +52,7 @@ def test_learner_updates_take_one_train_batch_each() -> None:
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
 def test_learner_repeated_updates_lower_the_value_loss(optimizer: Optimizer) -> None:
-    parts = learner_parts(AlgorithmConfig(optimizer=optimizer, learning_rate=0.01, discount=0.0, value_cost=1.0))
+    parts = learner_parts(one_step(optimizer=optimizer, learning_rate=0.01, discount=0.0, value_cost=1.0))
     losses = []
     for _ in range(3 * REPORT_EVERY):
         parts.record()
@@ -115,7 +115,7 @@ def test_learner_losses_are_reported_with_the_gradient_norm() -> None:
 
 @pytest.mark.parametrize("optimizer", list(Optimizer))
 def test_learner_gradient_that_is_not_finite_is_skipped_and_counted(optimizer: Optimizer) -> None:
-    parts = learner_parts(AlgorithmConfig(optimizer=optimizer))
+    parts = learner_parts(one_step(optimizer=optimizer))
     before = weights(parts.learner.model)
     record(parts.store, parts.learner.model, parts.spec, unrolls=2, reward=lambda reward: reward * math.nan)
     assert parts.update()
@@ -179,7 +179,7 @@ def test_learner_loss_that_is_infinite_is_skipped_although_its_gradient_is_finit
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 0.1), (250, 0.08), (1000, 0.02), (1500, 0.02)])
 def test_learner_learning_rate_follows_the_env_steps(steps: int, expected: float) -> None:
-    parts = learner_parts(AlgorithmConfig(learning_rate=0.1, learning_rate_end=0.02), stop_at=1000)
+    parts = learner_parts(one_step(learning_rate=0.1, learning_rate_end=0.02), stop_at=1000)
     parts.steps = steps
     parts.record()
     parts.update()
@@ -188,7 +188,7 @@ def test_learner_learning_rate_follows_the_env_steps(steps: int, expected: float
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 0.5), (500, 0.3), (1000, 0.1)])
 def test_learner_entropy_cost_follows_the_env_steps(steps: int, expected: float) -> None:
-    parts = learner_parts(AlgorithmConfig(entropy_cost=0.5, entropy_cost_end=0.1, value_cost=0.5), stop_at=1000)
+    parts = learner_parts(one_step(entropy_cost=0.5, entropy_cost_end=0.1, value_cost=0.5), stop_at=1000)
     parts.steps = steps
     parts.record()
     parts.update()
@@ -202,7 +202,7 @@ def test_learner_gradients_are_clipped_before_the_step() -> None:
     """An epsilon far above the gradients makes a step of RMSprop the gradient itself."""
     steps = {}
     for max_norm in (0.0, 1e-3):
-        algorithm = AlgorithmConfig(optimizer=Optimizer.rmsprop, epsilon=1e3, learning_rate=1e3, max_grad_norm=max_norm)
+        algorithm = one_step(optimizer=Optimizer.rmsprop, epsilon=1e3, learning_rate=1e3, max_grad_norm=max_norm)
         parts = learner_parts(algorithm)
         before = weights(parts.learner.model)
         parts.record()
@@ -241,12 +241,13 @@ def test_learner_trains_a_model_with_memory_from_its_core_state() -> None:
     assert parts.metrics.algorithm["kl"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_learner_passes_over_a_train_batch_are_updates_and_its_steps_count_once() -> None:
-    parts = learner_parts(AlgorithmConfig(passes=3))
+def test_learner_passes_over_a_train_batch_are_one_update_and_its_steps_count_once() -> None:
+    parts = learner_parts(one_step(passes=3))
     parts.record()
     before = weights(parts.learner.model)
     assert parts.update()
-    assert parts.metrics.updates == 3
+    assert parts.metrics.updates == 1
+    assert parts.metrics.gradient_steps == 3
     assert parts.metrics.unrolls_trained == 2
     assert parts.metrics.unroll_uses == 6
     assert parts.metrics.trained_steps == 6

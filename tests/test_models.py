@@ -305,7 +305,7 @@ def test_popart_is_found_behind_a_mask() -> None:
     model = build_model(ModelConfig(popart=True), spec, seed=1)
     assert isinstance(model, Masked)
     assert isinstance(popart_of(model), PopArt)
-    assert popart_of(build_model(ModelConfig(), spec, seed=1)) is None
+    assert popart_of(build_model(ModelConfig(popart=False), spec, seed=1)) is None
 
 
 # Observations in running units

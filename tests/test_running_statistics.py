@@ -13,7 +13,7 @@ from tests.fakes import make_spec
 
 SPEC = make_spec((3,))
 IMAGES = make_spec((1, 36, 36))
-NORMALIZED = ModelConfig(layers=[8], normalize=True)
+NORMALIZED = ModelConfig(layers=[8], normalize=True, popart=False)
 
 
 def parts_of(config: ModelConfig, images: bool = False) -> LearnerParts:

@@ -31,7 +31,7 @@ class Rig:
         self.saver.begin()
 
     def train(self, updates: int, skipped: int = 0) -> None:
-        self.learning.updates += updates + skipped
+        self.learning.gradient_steps += updates + skipped
         self.learning.skipped_updates += skipped
         self.serving.env_steps += 100 * (updates + skipped)
 
@@ -39,7 +39,7 @@ class Rig:
         self.saver.save(self.take)
 
     def take(self) -> Checkpoint:
-        done = self.learning.updates - self.learning.skipped_updates
+        done = self.learning.gradient_steps - self.learning.skipped_updates
         return Checkpoint(
             {"number": torch.tensor(done)}, {"number": done, "serving": {"env_steps": self.serving.env_steps}}
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.algorithms.settings import Optimizer
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.metrics import Kind, LearningMetrics, ServingMetrics, declared, totals_of
 from seedrl.run import checkpoint as files
@@ -16,7 +16,7 @@ from seedrl.run.saving import save as save_checkpoint
 from seedrl.run.snapshot import Resumable, initial_weights, load_weights, spec_of
 from seedrl.run.totals import counts_of, restore_counters
 from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec, decoded_spec, discrete, encoded_spec
-from tests.builders import LearnerParts, learner_parts, same, weights
+from tests.builders import LearnerParts, learner_parts, one_step, same, weights
 from tests.fakes import TinyModel, make_spec
 
 
@@ -31,7 +31,7 @@ class Run:
 
     @classmethod
     def fresh(cls, seed: int = 0, optimizer: Optimizer = Optimizer.adam, spec: EnvSpec | None = None) -> "Run":
-        parts = learner_parts(AlgorithmConfig(optimizer=optimizer), spec=spec, seed=seed)
+        parts = learner_parts(one_step(optimizer=optimizer), spec=spec, seed=seed)
         generator = torch.Generator().manual_seed(seed)
         return cls(parts, Resumable(parts.learner, generator, parts.spec))
 

@@ -21,12 +21,13 @@ from seedrl.algorithms.settings import AlgorithmConfig, VTraceConfig
 from seedrl.algorithms.transitions import shaped_reward
 from seedrl.algorithms.vtrace import vtrace
 from seedrl.types import ModelInput, ModelOutput, Ticket, Unrolls
+from tests.builders import one_step
 from tests.fakes import make_spec
 
 torch.set_num_threads(1)  # for tensors this small a second thread only waits
 
 END, LIMIT, DISCOUNT = 6, 3, 0.9
-CONFIG = AlgorithmConfig(discount=DISCOUNT, entropy_cost=0.0)
+CONFIG = one_step(discount=DISCOUNT, entropy_cost=0.0)
 VALUES = torch.tensor([(1 - DISCOUNT ** (END - x)) / (1 - DISCOUNT) for x in range(END)])
 UNTRAINED = 20.0  # initial value of every position: bootstrapping from one that is never trained on shows
 
@@ -297,7 +298,7 @@ def surrogate(logits: np.ndarray, value: np.ndarray, unrolls: Unrolls, targets: 
 
 
 def test_vtrace_loss_gradients_equal_finite_differences() -> None:
-    config = AlgorithmConfig(discount=0.9, value_cost=0.7, trace_lambda=0.8)
+    config = one_step(discount=0.9, value_cost=0.7, trace_lambda=0.8)
     config.vtrace = VTraceConfig(rho_bar=1.2, c_bar=0.9, pg_rho_bar=1.4)
     unrolls = random_unrolls(length=3, batch=2)
     output = ModelOutput(*(tensor.requires_grad_() for tensor in random_output(unrolls)))
@@ -331,7 +332,7 @@ def test_vtrace_loss_gradients_equal_finite_differences() -> None:
 
 def test_vtrace_loss_total_weighs_its_parts() -> None:
     unrolls = random_unrolls()
-    parts = vtrace_loss(unrolls, random_output(unrolls), AlgorithmConfig(value_cost=0.25), entropy_cost=0.03)
+    parts = vtrace_loss(unrolls, random_output(unrolls), one_step(value_cost=0.25), entropy_cost=0.03)
     report = parts.report
     torch.testing.assert_close(
         parts.total, report["policy_loss"] + 0.25 * report["value_loss"] - 0.03 * report["entropy"]
@@ -382,6 +383,6 @@ def test_shaped_reward_scales_then_clips(scale: float, bound: float, expected: l
 def test_vtrace_loss_trains_on_the_shaped_reward() -> None:
     unrolls = random_unrolls()
     output = random_output(unrolls)
-    config = AlgorithmConfig(reward_scale=2.0, reward_clip=0.5)
+    config = one_step(reward_scale=2.0, reward_clip=0.5)
     shaped = unrolls._replace(inputs=unrolls.inputs._replace(reward=(2 * unrolls.inputs.reward).clamp(-0.5, 0.5)))
-    assert_same_loss(vtrace_loss(unrolls, output, config, 0.0), vtrace_loss(shaped, output, AlgorithmConfig(), 0.0))
+    assert_same_loss(vtrace_loss(unrolls, output, config, 0.0), vtrace_loss(shaped, output, one_step(), 0.0))

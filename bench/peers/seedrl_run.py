@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.peers.meter import PATIENCE, Meter, arguments, end_descendants, finish
-from bench.rig import ServingRig, private_address
-from seedrl.config import LearnerConfig
+from bench.rig import ServingRig, private_address, vtrace_config
 from seedrl.models.build import build_model
 
 
@@ -74,7 +73,7 @@ def metrics_of(run_dir: Path) -> list[dict[str, Any]]:
 
 def serve(asked: argparse.Namespace) -> NoReturn:
     """Serving without training, 64 environments in two groups."""
-    config = LearnerConfig()
+    config = vtrace_config()
     config.env.id, config.env.options, config.env.frame_stack = "mock", {"shape": [1, 84, 84]}, 4
     config.actors.envs = config.serving.max_slots = 64
     with private_address() as address:

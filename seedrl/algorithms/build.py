@@ -7,19 +7,16 @@ from torch import nn
 from seedrl import plugins
 from seedrl.actions import Actions
 from seedrl.algorithms.base import Algorithm
-from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.ppo import PPO
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.algorithms.vtrace import VTrace
 from seedrl.errors import ConfigError
-from seedrl.specs import EnvSpec
 
 BUILT_IN: dict[str, Callable[[AlgorithmConfig, Actions, nn.Module], Algorithm]] = {"ppo": PPO, "vtrace": VTrace}
 
 
-def build_algorithm(config: AlgorithmConfig, spec: EnvSpec, actions: Actions, model: nn.Module) -> Algorithm:
-    """Return the algorithm that the settings name, for these spaces and this model."""
-    config = resolve(config, spec)
+def build_algorithm(config: AlgorithmConfig, actions: Actions, model: nn.Module) -> Algorithm:
+    """Return the algorithm that the settings name, for this model; nothing in them is open any more."""
     if plugins.is_import_path(config.name):
         algorithm: Algorithm = plugins.build("algorithm.name", config.name, config, actions, model, **config.options)
         return algorithm

@@ -71,7 +71,7 @@ class Minibatches:
         """`count` is the number of minibatches in a pass."""
         self._passes = passes
         self._count = count
-        self._generator = torch.Generator().manual_seed(0)  # on the host: the same order on any device and rank
+        self._made = 0  # passes so far, which seed the order: it is the same on any device and rank
 
     def of(self, batch: Batch) -> Iterator[Batch]:
         """Yield minibatches of nearly equal size, in a new order in every pass."""
@@ -79,14 +79,15 @@ class Minibatches:
             if self._count == 1:
                 yield batch
                 continue
-            order = torch.randperm(batch.columns, generator=self._generator)
+            order = torch.randperm(batch.columns, generator=torch.Generator().manual_seed(self._made))
+            self._made += 1
             for columns in order.chunk(self._count):
                 yield batch.select(columns)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint has to hold for the order to continue as it would have."""
-        return {"order": self._generator.get_state()}
+        return {"passes": torch.tensor(self._made)}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
-        self._generator.set_state(tensors["order"].cpu())
+        """Restore what `tensors` returned; checkpoints of earlier versions have nothing of it."""
+        self._made = int(tensors.get("passes", 0))

@@ -7,8 +7,9 @@ as soon as the spaces are known, and only where the settings leave them open.
 from dataclasses import replace
 from typing import NamedTuple
 
-from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.config import LearnerConfig
 from seedrl.models.images import is_image
+from seedrl.sizes import can_be_on_policy
 from seedrl.specs import CategoricalSpec, EnvSpec, leaves
 
 
@@ -26,15 +27,19 @@ LARGE = 32  # pixels; smaller images are no more work than vectors
 ENTROPY_COST = 0.01  # of choices; the deviation of a Gaussian shrinks slowly enough by itself
 
 
-def resolve(config: AlgorithmConfig, spec: EnvSpec) -> AlgorithmConfig:
+def resolve(config: LearnerConfig, spec: EnvSpec) -> LearnerConfig:
     """Return the settings with nothing left open."""
-    efforts = ON_IMAGES if any(is_image(leaf, LARGE) for leaf in leaves(spec.observation)) else ON_VECTORS
-    effort = efforts.get(config.name, ONE_STEP)
+    algorithm = config.algorithm
+    is_large = any(is_image(leaf, LARGE) for leaf in leaves(spec.observation))
+    effort = (ON_IMAGES if is_large else ON_VECTORS).get(algorithm.name, ONE_STEP)
     has_choices = any(isinstance(leaf, CategoricalSpec) for leaf in spec.actions)
     entropy_cost = ENTROPY_COST if has_choices else 0.0
-    return replace(
-        config,
-        passes=config.passes or effort.passes,
-        minibatches=config.minibatches or effort.minibatches,
-        entropy_cost=entropy_cost if config.entropy_cost is None else config.entropy_cost,
+    waits = algorithm.name == "ppo" and not is_large and can_be_on_policy(config)
+    resolved = replace(
+        algorithm,
+        passes=algorithm.passes or effort.passes,
+        minibatches=algorithm.minibatches or effort.minibatches,
+        entropy_cost=entropy_cost if algorithm.entropy_cost is None else algorithm.entropy_cost,
+        on_policy=waits if algorithm.on_policy is None else algorithm.on_policy,
     )
+    return replace(config, algorithm=resolved)

@@ -46,11 +46,15 @@ class AlgorithmConfig:
 
     name: str = key("ppo", "ppo | vtrace | your.module:Class")
     options: dict[str, Any] = key({}, "keyword arguments for your own algorithm class")
-    unroll_length: int = key(32, "steps of one environment per unroll (T)")
-    batch_size: int = key(64, "unrolls per train batch (B)")
+    unroll_length: int = key(64, "steps of one environment per unroll (T)")
+    batch_size: int = key(32, "unrolls per train batch (B)")
     passes: int = key(0, "times that each train batch is used; 0 lets algorithm and observations decide")
     minibatches: int = key(0, "gradient steps in each of these passes; 0 lets algorithm and observations decide")
-    on_policy: bool = key(False, "act only with the newest policy: actors wait during updates, as in synchronous PPO")
+    on_policy: bool | None = key(
+        None,
+        "train only on what the newest policy did, so that actors wait for every update; null lets ppo do so if "
+        "observations are vectors and batch_size is a multiple of the environments",
+    )
     discount: float = key(0.99, "discount per step")
     trace_lambda: float = key(0.95, "lambda of the value targets; 1 for n-step returns, 0 for one-step bootstrapping")
     normalize_advantage: bool = key(True, "give the advantages of each train batch mean 0 and standard deviation 1")
@@ -58,7 +62,7 @@ class AlgorithmConfig:
         None, "weight of the entropy bonus; null for 0.01, or for 0 if all actions are continuous"
     )
     entropy_cost_end: float | None = key(
-        None, "entropy_cost at stop.env_steps, reached linearly; null keeps it constant"
+        0.0, "entropy_cost at stop.env_steps, reached linearly; null keeps it constant"
     )
     value_cost: float = key(0.5, "weight of the value loss")
     reward_scale: float = key(1.0, "factor on rewards, applied before clipping")

@@ -12,7 +12,7 @@ from seedrl.specs import ArraySpec, CategoricalSpec, EnvSpec, tree_map
 from seedrl.types import ModelInput, ModelOutput
 
 MIN_UNIT = 0.01
-INITIAL_LOG_STD = -0.5
+INITIAL_LOG_STD = 0.0
 FORBIDDEN = -1e9  # the logit of a forbidden choice: below all others, and finite, so that zero times it is zero
 
 

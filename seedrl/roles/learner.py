@@ -17,6 +17,7 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
+from seedrl.algorithms.neutral import resolve
 from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, choose_device, own_stream
 from seedrl.errors import Diverged, RankLost, RunDirectoryError, SeedrlError, ThreadDied
@@ -303,11 +304,11 @@ class Training:
     """The parts that need the spaces, built by the main thread and then owned by the learner thread."""
 
     def __init__(self, process: LearnerProcess, spec: EnvSpec) -> None:
-        config, device, inference = process.config, process.device, process.inference
+        config, device, inference = resolve(process.config, spec), process.device, process.inference
         torch.set_num_threads(torch_threads(config))
         actions = Actions(spec, config.model.squash)
         model = build_run_model(config, spec, device)
-        algorithm = build_algorithm(config.algorithm, spec, actions, model)
+        algorithm = build_algorithm(config.algorithm, actions, model)
         sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
         budget = budget_of(config, spec, model, sizes.core_size)
         check_budget(budget, device)
@@ -344,7 +345,7 @@ class Training:
             core_size=sizes.core_size,
             generator=generator,
             device=device,
-            may_continue=self._is_in_step if config.lockstep else lambda: True,
+            may_continue=self._is_in_step if config.lockstep or config.algorithm.on_policy else lambda: True,
         )
         self.thread = threading.Thread(target=process.run_learner_thread, name="learner", daemon=True)
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -354,9 +355,9 @@ class Training:
         )
 
     def _is_in_step(self) -> bool:
-        """Lock-step: no further step while the learner could train or is training, and none after the last update.
+        """Tell whether a step may follow: not while the learner could train or is training, nor after the last update.
 
-        The order matters: the learner stops being idle before it takes a train batch.
+        This holds for lock-step and on-policy runs. The order matters: the learner stops being idle before it takes a train batch.
         """
         can_train = self.store.can_take(self._batch_size)
         return not can_train and self.loop.is_idle and not self._stop.is_set()

@@ -8,6 +8,7 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
+from seedrl.algorithms.neutral import resolve
 from seedrl.config import LearnerConfig
 from seedrl.device import choose_device, own_stream
 from seedrl.errors import Diverged, SeedrlError
@@ -76,14 +77,14 @@ class TrainerProcess:
         return False
 
     def _build(self, spec: EnvSpec) -> None:
-        config = self.config
+        config = resolve(self.config, spec)
         torch.set_num_threads(torch_threads(config))
         torch.set_flush_denormal(True)
         model = build_run_model(config, spec, self.device)
         self.learner = Learner(
             config,
             model,
-            build_algorithm(config.algorithm, spec, Actions(spec, config.model.squash), model),
+            build_algorithm(config.algorithm, Actions(spec, config.model.squash), model),
             self.learning,
             env_steps=lambda: self.rounds.progress.env_steps,
             prefer=lambda ticket, priority: None,

@@ -14,6 +14,7 @@ import torch
 
 from envs_server.actor import Actor
 from seedrl.config import LearnerConfig
+from tests.builders import one_step
 from tests.integration.support import InThread, RunningLearner
 from tests.integration.waiting import free_address
 
@@ -36,7 +37,7 @@ def is_installed(code: object) -> bool:
 def train(run_dir: str, env_steps: int) -> int:
     """Train until `env_steps`; return the number of updates since the run began."""
     config = LearnerConfig(run_dir=run_dir, listen=free_address(), threads=1, metrics="127.0.0.1:0")
-    config.algorithm.unroll_length, config.algorithm.batch_size = 5, 4
+    config.algorithm = one_step(unroll_length=5, batch_size=4)
     config.actors.envs, config.serving.max_slots = 8, 16
     config.stop.env_steps, config.checkpoint.seconds = env_steps, 0.0
     config.display = type(config.display).none

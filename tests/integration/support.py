@@ -29,6 +29,7 @@ from seedrl.v1 import inference_pb2_grpc
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options
 from seedrl.wire.framing import StepParts, serialize
+from tests.builders import one_step
 from tests.fakes import FakePool, make_spec
 from tests.integration.waiting import DEADLINE, eventually, is_listening
 
@@ -100,8 +101,7 @@ def tiny_config(run_dir: str, listen: str) -> LearnerConfig:
     config = LearnerConfig(run_dir=run_dir, listen=listen, threads=1)
     config.env.id = "Signed-v0"
     config.model.name = f"{__name__}:OracleModel"
-    config.algorithm.unroll_length = 4
-    config.algorithm.batch_size = 4
+    config.algorithm = one_step(unroll_length=4, batch_size=4)
     config.serving.max_slots = 64
     config.actors.envs = 4
     config.stop.env_steps = 10**9
