@@ -357,7 +357,8 @@ class Training:
     def _is_in_step(self) -> bool:
         """Tell whether a step may follow: not while the learner could train or is training, nor after the last update.
 
-        This holds for lock-step and on-policy runs. The order matters: the learner stops being idle before it takes a train batch.
+        This holds for lock-step and on-policy runs. The order matters: the learner stops being idle before it takes a
+        train batch.
         """
         can_train = self.store.can_take(self._batch_size)
         return not can_train and self.loop.is_idle and not self._stop.is_set()
