@@ -26,7 +26,7 @@ from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Out
 from seedrl.run.identity import identity
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, one_step, record, weights
-from tests.fakes import TinyModel, make_spec
+from tests.fakes import AuxModel, TinyModel, make_spec
 from tests.integration.waiting import DEADLINE
 
 WORLD = 2
@@ -73,6 +73,7 @@ CASES = {
     "rmsprop": Case(ModelConfig(**SMALL), algorithm={"optimizer": Optimizer.rmsprop}),
     "passes": Case(ModelConfig(**SMALL), algorithm={"passes": 2}),
     "unused": Case(Hoarder),
+    "aux": Case(AuxModel),
     "poisoned": Case(ModelConfig(**SMALL), poisoned=(1, 3)),
     "idle": Case(ModelConfig(normalize=True, popart=True, lstm=6, **SMALL), is_last_idle=True),
     "idle_local": Case(ModelConfig(normalize=True, popart=True, **SMALL), is_last_idle=True, sync_every=2),

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from seedrl.algorithms.auxiliary import whole_loss
 from seedrl.algorithms.base import Algorithm, Batch, Loss
 from seedrl.algorithms.transitions import linear
 from seedrl.config import LearnerConfig
@@ -135,7 +136,7 @@ class Learner:
         fraction = self._env_steps() / self._config.stop.env_steps
         self._set_learning_rate(fraction)
         weigh = averager.weigh(lambda: algorithm.valid(batch))
-        loss = weigh(algorithm.loss(batch, averager.model, fraction))
+        loss = weigh(whole_loss(algorithm, batch, averager.model, fraction))
         timer.lap("forward")
         self._optimizer.zero_grad(set_to_none=True)
         averager.backward(loss.total)

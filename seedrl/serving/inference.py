@@ -185,7 +185,7 @@ class Inference:
     def _forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor, int]:
         with self._policy.read() as (model, version):
             output, core_state = model(inputs.tree_map(lambda tensor: tensor.unsqueeze(0)), core_state)
-        return ModelOutput(*(tensor.squeeze(0) for tensor in output)), core_state, version
+        return ModelOutput(output.logits.squeeze(0), output.value.squeeze(0)), core_state, version
 
     def _count(self, batch: HostBatch, reset: NDArray[np.bool_]) -> None:
         finished = self._slots.count_episodes(batch.slots, batch.reward, batch.flags)

@@ -2,20 +2,21 @@
 
 import importlib
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.documented import write_program
 from tests.integration.conftest import StartActor, StartLearner
-from tests.integration.support import eventually
+from tests.integration.support import SignedPool, eventually
 
 DOCUMENT = "docs/algorithms.md"
 
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("my_algorithms", "my_selectors", "my_models"):
+    for name in ("my_algorithms", "my_selectors", "my_models", "my_auxiliary"):
         write_program(f"{name}.py", DOCUMENT, tmp_path)
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
@@ -60,3 +61,18 @@ def test_model_of_ones_own_trains_over_a_real_stream(start_learner: StartLearner
     learner = start_learner(model__name="my_models:Linear", model__options={"scale": 0.5})
     start_actor(learner.address)
     eventually(lambda: learner.service.learning.updates >= 12)
+
+
+@pytest.mark.usefixtures("written")
+@pytest.mark.parametrize("name", ["ppo", "my_algorithms:Reinforce"])
+def test_auxiliary_loss_of_ones_own_model_is_trained_on_images_by_any_algorithm(
+    name: str, start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner = start_learner(
+        algorithm__name=name, model__name="my_auxiliary:PredictsReward", model__options={"cost": 0.2}
+    )
+    start_actor(learner.address, partial(SignedPool, shape=(1, 40, 40)))
+    learning = learner.service.learning
+    eventually(lambda: learning.gradient_steps >= 12)
+    assert learning.skipped_updates == 0
+    assert learning.algorithm["aux_reward"] > 0
