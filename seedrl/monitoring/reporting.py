@@ -108,6 +108,8 @@ def trouble(serving: ServingMetrics, learning: LearningMetrics) -> dict[str, int
         "updates skipped: loss or gradient not finite": learning.skipped_updates,
         "checkpoints that could not be written": learning.checkpoints_failed,
         "checkpoints found damaged": learning.checkpoints_damaged,
+        "events that callbacks did not see": learning.callback_events_dropped,
+        "calls of callbacks that failed": learning.callback_failures,
         "sessions after environments had failed": serving.actors_env_failures,
         **{f"rows dropped: {reason}": count for reason, count in serving.rows_dropped.items()},
         **{f"unrolls dropped: {reason}": count for reason, count in serving.unrolls_dropped.items()},

@@ -3,6 +3,7 @@
 server      reads streams, runs batches, answers  serving/server.py, batch_loop.py, inference.py
 learner     trains, publishes, checkpoints        learning/loop.py, learner.py
 metrics     serves pages over HTTP                monitoring/endpoint.py
+callbacks   calls code of the user's own          run/callbacks.py; only if the settings name some
 main        shows progress, handles signals       here
 """
 
@@ -30,7 +31,9 @@ from seedrl.monitoring.monitor import Monitor
 from seedrl.policy import Policy
 from seedrl.roles.peers import Alone, Peers
 from seedrl.run.budget import budget_of, check_budget, check_store
+from seedrl.run.callbacks import Callbacks
 from seedrl.run.context import ContextFile, State
+from seedrl.run.events import Events
 from seedrl.run.identity import ALONE, Identity
 from seedrl.run.membership import Membership
 from seedrl.run.progress import ProgressDisplay, closing_words, console
@@ -50,6 +53,7 @@ from seedrl.validation import check
 from seedrl.wire.messages import Command
 
 LOOK_SECONDS = 0.5
+CALLBACK_SECONDS = 3.0  # for callbacks to finish the events that wait when the run ends
 STOP_SECONDS = 8.0  # for the threads to end: less than a supervisor waits
 
 
@@ -68,6 +72,8 @@ class LearnerProcess:
         self.display = ProgressDisplay(config, console(self._log()), identity)
         self.saver = Saver(config.checkpoint, self.run_directory.checkpoints, self.learning, say=self.display.say)
         self.checkpoint = self.peers.share_checkpoint(self.saver.load() if identity.is_first else None)
+        self.callbacks = Callbacks(config, self.run_directory.path, self.learning, say=self.display.say)
+        self.events = Events(self.callbacks, self.serving, self.learning)
         self.inference = InferenceService(
             config,
             self.serving,
@@ -77,6 +83,7 @@ class LearnerProcess:
             say=self.display.say,
             describe=lambda: self.monitor.status(),
             check_spec=partial(check_store, config, self.device),
+            on_member=self.events.member,
         )
         if self.checkpoint is not None:
             restore_counters(self.checkpoint.state, self.serving, self.learning, identity.rank)
@@ -145,6 +152,7 @@ class LearnerProcess:
 
     def _open(self) -> str:
         """Let actors and people find the learner from now on; return where."""
+        self.callbacks.start()
         address = self.inference.server.start()
         self.monitor.start(address)
         near = self.config.socket or address  # what people on this machine can reach without TLS
@@ -216,6 +224,7 @@ class LearnerProcess:
         over = self.stop.status == "done"
         command = Command.END if over else Command.DRAIN
         self.inference.server.stop(command, self.stop.reason)
+        self.callbacks.close(CALLBACK_SECONDS)
         self.display.close()
         counts = counts or counts_of(self.serving, self.learning)
         summary = summarize(self.config, self.stop, counts, self.clock.seconds)
@@ -275,7 +284,7 @@ class LearnerProcess:
         counts = self.peers.total(counts_of(self.serving, self.learning))
         if self.peers.identity.is_first:
             resumable = self.training.resumable
-            self.saver.save(lambda: resumable.take(self.clock.seconds, counts))
+            self.events.checkpoint(self.saver.save(lambda: resumable.take(self.clock.seconds, counts)))
         return counts
 
     def diverged(self, skipped: int) -> Diverged:
@@ -313,6 +322,7 @@ class Training:
         budget = budget_of(config, spec, model, sizes.core_size)
         check_budget(budget, device)
         self._stop = process.stop
+        self._wake, self._events, self._rounds = inference.wake, process.events, process.rounds
         self._batch_size = config.algorithm.batch_size
         self.store = Store(spec, build_selector(config), sizes, device, on_free=inference.wake)
         self.policy = Policy(model, version=0)
@@ -336,7 +346,7 @@ class Training:
             batch_size=config.algorithm.batch_size,
             save=process.save,
             diverged=process.diverged,
-            on_published=inference.wake,
+            on_published=self._on_published,
         )
         inference.build(
             self.policy,
@@ -345,6 +355,8 @@ class Training:
             core_size=sizes.core_size,
             generator=generator,
             device=device,
+            on_episodes=partial(process.events.episodes, is_evaluation=False),
+            on_evaluated=partial(process.events.episodes, is_evaluation=True),
             may_continue=self._is_in_step if config.lockstep or config.algorithm.on_policy else lambda: True,
         )
         self.thread = threading.Thread(target=process.run_learner_thread, name="learner", daemon=True)
@@ -353,6 +365,11 @@ class Training:
             f"learner: {spec}; {parameters:,} parameters on {device}; {budget} for {sizes.slots} slots "
             f"and {sizes.capacity} finished unrolls"
         )
+
+    def _on_published(self) -> None:
+        """Runs in the learner thread, after every update."""
+        self._wake()
+        self._events.update(lambda: self._rounds.progress)
 
     def _is_in_step(self) -> bool:
         """Tell whether a step may follow: not while the learner could train or is training, nor after the last update.

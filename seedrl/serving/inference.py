@@ -51,9 +51,10 @@ class Inference:
         generator: torch.Generator,
         device: torch.device,
         answer: Callable[[list[Answer]], None],
+        on_episodes: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
     ) -> None:
-        """`on_evaluated` is called with the episodes that end in seats that are not trained on."""
+        """`on_evaluated` is called with the episodes that end in seats that are not trained on, else `on_episodes`."""
         self._policy = policy
         self._actions = actions
         self._slots = slots
@@ -64,6 +65,7 @@ class Inference:
         self._noise = Noise(actions, generator)
         self._device = device
         self._answer = answer
+        self._on_episodes = on_episodes
         self._on_evaluated = on_evaluated
         self._full = np.zeros(0, np.int64)  # slots whose unroll is complete and not handed over yet
 
@@ -203,6 +205,7 @@ class Inference:
             metrics.episode_return.observe_all(finished.returns)
             metrics.episode_length.observe_all(finished.lengths)
             metrics.episodes += len(finished.returns)
+            self._on_episodes(finished)
         metrics.env_steps += steps
         metrics.rows += rows
         metrics.batches += 1
