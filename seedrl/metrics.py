@@ -314,7 +314,7 @@ class LearnerState:
 
     build_info: dict[str, str] = info("Versions: seedrl, python, torch, grpcio")
     run_info: dict[str, str] = info(
-        "The run: env, model, device and run directory; and the role, rank and node of the process"
+        "The run: env, model, algorithm, device and run directory; and the role, rank and node of the process"
     )
     ready: float = gauge("1 while actors are served")
     open: float = gauge(

@@ -9,6 +9,7 @@ import time
 from importlib.metadata import version
 
 from seedrl import __version__
+from seedrl.algorithms.settings import described
 from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
 from seedrl.monitoring.life import Life, Watched
 from seedrl.monitoring.recorder import Recorder
@@ -47,6 +48,7 @@ class Reporter:
             rank=watched.identity.rank,
             ranks=watched.identity.world_size,
             node=watched.identity.node,
+            algorithm=self._life.running.algorithm if self._life.running else described(config.algorithm),
         )
 
     def refresh(self) -> None:
@@ -67,6 +69,7 @@ class Reporter:
         state.run_info = {
             "env": config.env.id,
             "model": config.model.name,
+            "algorithm": config.algorithm.name,
             "device": watched.device,
             "run_dir": str(watched.run_directory.path),
             **{name: str(value) for name, value in watched.identity._asdict().items()},

@@ -19,6 +19,7 @@ import torch
 from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
+from seedrl.algorithms.settings import described
 from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, choose_device, own_stream
 from seedrl.errors import Diverged, RankLost, RunDirectoryError, SeedrlError, ThreadDied
@@ -198,7 +199,9 @@ class LearnerProcess:
         assert self.training is not None
         self.clock.start()
         store = self.training.store
-        running = Running(store, store.columns.nbytes, self.training.policy, self.inference.batches)
+        running = Running(
+            store, store.columns.nbytes, self.training.policy, self.inference.batches, self.training.algorithm
+        )
         self.monitor.begin(running, self.clock.seconds_before)
         self.training.thread.start()
         self.inference.begin(on_ready=self._become_ready)
@@ -321,6 +324,7 @@ class Training:
         sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
         budget = budget_of(config, spec, model, sizes.core_size)
         check_budget(budget, device)
+        self.algorithm = described(config.algorithm)
         self._stop = process.stop
         self._wake, self._events, self._rounds = inference.wake, process.events, process.rounds
         self._batch_size = config.algorithm.batch_size
@@ -336,7 +340,7 @@ class Training:
         )
         seed = process.peers.generator_seed(config.seed, process.run_directory.earlier_processes)
         generator = torch.Generator(device).manual_seed(seed)
-        self.resumable = Resumable(self.learner, generator, spec)
+        self.resumable = Resumable(self.learner, generator, spec, config.algorithm)
         self.loop = TrainingLoop(
             self.store,
             self.learner,
@@ -362,8 +366,8 @@ class Training:
         self.thread = threading.Thread(target=process.run_learner_thread, name="learner", daemon=True)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         process.display.say(
-            f"learner: {spec}; {parameters:,} parameters on {device}; {budget} for {sizes.slots} slots "
-            f"and {sizes.capacity} finished unrolls"
+            f"learner: {self.algorithm} on {spec}; {parameters:,} parameters on {device}; "
+            f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"
         )
 
     def _on_published(self) -> None:
