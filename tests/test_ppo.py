@@ -79,9 +79,8 @@ def slow_loss(model: nn.Module, unrolls: Unrolls, config: AlgorithmConfig, cells
         ratio = torch.exp(log_policy[action] - old)
         advantage = (gae[t, b] - mean) / (deviation + 1e-8)
         clipped = min(max(float(ratio), 1 - config.ppo.clip), 1 + config.ppo.clip)
-        gain = (
-            ratio * advantage if float(ratio) * advantage <= clipped * advantage else torch.tensor(clipped * advantage)
-        )
+        is_free = float(ratio) * advantage <= clipped * advantage
+        gain = ratio * advantage if is_free else torch.tensor(clipped * advantage)
         target = gae[t, b] + float(unrolls.behavior_value[t, b])
         error = (target - output.value[t, b]) ** 2
         if config.ppo.value_clip:
@@ -91,7 +90,7 @@ def slow_loss(model: nn.Module, unrolls: Unrolls, config: AlgorithmConfig, cells
         entropy = -(log_policy.exp() * log_policy).sum()
         assert config.entropy_cost is not None
         total = total - gain + config.value_cost * 0.5 * error - config.entropy_cost * entropy
-    return total / max(count, 1)
+    return (total / max(count, 1)).float()
 
 
 def everything(unrolls: Unrolls) -> list[tuple[int, int]]:
