@@ -1,9 +1,9 @@
 """Steps and seconds to a score, over seeds: whole runs of `seedrl run`, learner and actor on this machine.
 
 A task is an environment of `NEUTRAL`, trained with no setting but its id, or a preset of conf/experiment or conf/env
-with a score to stop at. Further settings may follow: "memory model.lstm=0". "A then B" is learned one after the other, B
-from what A learned; what A took counts. Tasks that `out` has curves of and that are not asked for are kept. Figures are
-interquartile means over seeds with bootstrap 95 % intervals, see seedrl/monitoring/statistics.py.
+with a score to stop at. Further settings may follow: "memory model.lstm=0". "A then B" is learned one after the other,
+B from what A learned; what A took counts. Tasks that `out` has curves of and that are not asked for are kept. Figures
+are interquartile means over seeds with bootstrap 95 % intervals, see seedrl/monitoring/statistics.py.
 """
 
 import json

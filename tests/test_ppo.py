@@ -78,8 +78,8 @@ def slow_loss(model: nn.Module, unrolls: Unrolls, config: AlgorithmConfig, cells
         log_policy = torch.log_softmax(output.logits[t, b], 0)
         ratio = torch.exp(log_policy[action] - old)
         advantage = (gae[t, b] - mean) / (deviation + 1e-8)
-        clipped = min(max(float(ratio), 1 - config.ppo.clip), 1 + config.ppo.clip)
-        is_free = float(ratio) * advantage <= clipped * advantage
+        clipped = min(max(ratio.item(), 1 - config.ppo.clip), 1 + config.ppo.clip)
+        is_free = ratio.item() * advantage <= clipped * advantage
         gain = ratio * advantage if is_free else torch.tensor(clipped * advantage)
         target = gae[t, b] + float(unrolls.behavior_value[t, b])
         error = (target - output.value[t, b]) ** 2
