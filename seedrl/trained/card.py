@@ -145,9 +145,10 @@ def _spaces(spec: EnvSpec) -> Iterator[tuple[str, str]]:
 
 
 def _parameters(checkpoint: Path) -> int:
-    """Count the values of the model from the header of the file, without reading them."""
+    """Count the weights of the model from the header of the file, without reading them or running statistics."""
     with safe_open(checkpoint / files.TENSORS, framework="np") as tensors:
-        sizes = [tensors.get_slice(name).get_shape() for name in tensors.keys() if name.startswith("model/")]  # noqa: SIM118
+        names = [name for name in tensors.keys() if name.startswith("model/") and ".moments." not in name]  # noqa: SIM118
+        sizes = [tensors.get_slice(name).get_shape() for name in names]
     count = 0
     for size in sizes:
         product = 1
