@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from seedrl.algorithms.base import Algorithm, Batch, Forward, Loss
-from seedrl.algorithms.transitions import mean_weight
 from seedrl.errors import ConfigError
 from seedrl.types import ModelInput, ModelOutput
 
@@ -51,4 +50,4 @@ def _mean(name: str, values: Tensor, valid: Tensor) -> Tensor:
             f"the model's auxiliary loss {name!r} has shape {list(values.shape)}; it must be a scalar, "
             f"or have a number per row like `value`, here {list(valid.shape)} transitions"
         )
-    return (mean_weight(valid, torch.ones_like(begins)) * begins).sum()
+    return (valid * begins).sum() / valid.sum().clamp(min=1)

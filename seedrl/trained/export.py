@@ -75,7 +75,7 @@ def _torch_silent() -> Iterator[None]:
 
 def _write(file: "File", trained: Trained, path: Path) -> None:
     try:
-        with torch.no_grad():  # a forward pass with gradients would also gather statistics for training
+        with torch.no_grad():  # else it would gather statistics and auxiliary losses
             file.write(trained.policy, json.dumps(metadata(trained)), path)
     except (OSError, SeedrlError):
         raise
@@ -144,17 +144,16 @@ def _dynamic(inputs: dict[str, Any]) -> dict[str, Any]:
 def write_onnx(policy: StepPolicy, words: str, path: Path) -> None:
     _onnx_packages()
     inputs = random_inputs(policy, EXAMPLE_ROWS, seed=0)
-    with torch.no_grad():  # so that a model leaves out what only training needs
-        program = torch.onnx.export(
-            policy,
-            (),
-            kwargs=inputs._asdict(),
-            input_names=list(flat(inputs._asdict())),
-            output_names=list(flat(policy.step(inputs)._asdict())),
-            dynamic_shapes=_dynamic(inputs._asdict()),
-            dynamo=True,
-            verbose=False,
-        )
+    program = torch.onnx.export(
+        policy,
+        (),
+        kwargs=inputs._asdict(),
+        input_names=list(flat(inputs._asdict())),
+        output_names=list(flat(policy.step(inputs)._asdict())),
+        dynamic_shapes=_dynamic(inputs._asdict()),
+        dynamo=True,
+        verbose=False,
+    )
     assert program is not None
     program.model.metadata_props[METADATA_KEY] = words
     program.save(path, external_data=False)
