@@ -92,6 +92,23 @@ class ServingConfig:
 
 
 @dataclass
+class ExplorationConfig:
+    """How the environments that are trained on explore. Evaluation is greedy whatever is set here."""
+
+    temperature: float = key(
+        1.0, "divides logits and multiplies standard deviations; 0 takes the best choice, so that only epsilon explores"
+    )
+    epsilon: float = key(0.0, "probability of a uniformly random choice")
+    epsilon_end: float | None = key(None, "epsilon after the fraction decay, reached linearly; null keeps it constant")
+    decay: float = key(0.5, "fraction of stop.env_steps after which epsilon_end is reached")
+    ladder: float = key(
+        0.0,
+        "environment i of the N of each actor has epsilon^(1 + ladder * i / (N - 1)), as in Ape-X, where it is 7; "
+        "0 gives all of them the same epsilon",
+    )
+
+
+@dataclass
 class StoreConfig:
     select: str = key("fifo", "which unrolls are trained on: fifo (the oldest, each once) | your.module:Class")
     options: dict[str, Any] = key({}, "keyword arguments for your own selector class")
@@ -172,6 +189,7 @@ class LearnerConfig:
     env: EnvConfig = group(EnvConfig)
     model: ModelConfig = group(ModelConfig)
     algorithm: AlgorithmConfig = group(AlgorithmConfig)
+    exploration: ExplorationConfig = group(ExplorationConfig)
     serving: ServingConfig = group(ServingConfig)
     store: StoreConfig = group(StoreConfig)
     actors: ActorsConfig = group(ActorsConfig)

@@ -68,7 +68,9 @@ class InferenceService:
         device: torch.device,
         may_continue: Callable[[], bool] = lambda: True,
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
+        fraction: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`fraction` is how much of the run is over."""
         config = self.config
         self._inference = Inference(
             policy,
@@ -81,6 +83,7 @@ class InferenceService:
             device=device,
             answer=self.protocol.answer,
             on_evaluated=on_evaluated,
+            fraction=fraction,
         )
         self.batches = BatchLoop(self.batcher, self._inference, self._metrics, self._pauses, may_continue)
 
