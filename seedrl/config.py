@@ -70,6 +70,7 @@ class ModelConfig:
     )
     layers: list[int] = key([64, 64], "mlp: sizes of its layers")
     normalize: bool = key(True, "mlp: normalize observations by their running mean and standard deviation")
+    layer_norm: bool = key(False, "normalize the outputs of each layer before its activation; impala: of the last one")
     lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for no LSTM")
     gru: int = key(0, "units of a GRU in place of an LSTM; 0 for no GRU")
     popart: bool = key(True, "normalize value targets adaptively (PopArt), so that rewards can be of any scale")
