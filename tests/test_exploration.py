@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from seedrl.config import ActorsConfig, ExplorationConfig, LearnerConfig
 from seedrl.errors import ConfigError
+from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.overview import exploration_words
+from seedrl.monitoring.sampler import Sampler
 from seedrl.serving.seats import EVALUATION, Exploration, Schedule, Seat, Seats, final_exploration, planned_seats
 from seedrl.serving.sessions import SessionTable
 from seedrl.validation import check
@@ -202,6 +204,22 @@ def test_exploration_words_name_the_ladder_where_there_is_one() -> None:
     assert exploration_words(row) == "exploration: temperature 0, epsilon 0.42"
     row["exploration/epsilon_least"] = 0.0007
     assert exploration_words(row) == "exploration: temperature 0, epsilon 0.42, ladder 0.42 … 0.0007"
+
+
+def test_sampler_row_has_the_exploration_of_trained_slots_if_there_is_any() -> None:
+    def row(config: LearnerConfig) -> dict[str, Any]:
+        sampler = Sampler(config, ServingMetrics(), LearningMetrics(), joined(config))
+        totals = sampler.totals()
+        found = sampler.row(totals, totals)
+        return {name: value for name, value in found.items() if name.startswith("exploration/")}
+
+    assert row(settings(envs=4, evaluation=0.25)) == {}
+    explored = row(settings(envs=4, evaluation=0.5, temperature=0.0, epsilon=0.5, ladder=1.0))
+    assert explored == {
+        "exploration/temperature": 0.0,
+        "exploration/epsilon": 0.5,
+        "exploration/epsilon_least": 0.25,
+    }
 
 
 @pytest.mark.parametrize(

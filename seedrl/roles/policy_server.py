@@ -158,15 +158,16 @@ class PolicyServer:
 
 
 def settings_of(run: str, envs: int = 0) -> LearnerConfig:
-    """Return settings that serve the policy of a run: the run's environment and model, and nothing of its training.
+    """Return settings that serve the policy of a run: its environment, model and exploration.
 
-    `envs` replaces the number of environments per actor.
+    Nothing else of its training is kept. `envs` replaces the number of environments per actor.
     """
     trained = RunDirectory(Path(run)).config()
     envs = envs or trained.actors.envs
     return LearnerConfig(
         env=trained.env,
         model=trained.model,
+        exploration=trained.exploration,
         actors=ActorsConfig(count=1, envs=envs, groups=1 if envs % 2 else 2, threads=trained.actors.threads),
         serving=ServingConfig(
             max_slots=envs,
