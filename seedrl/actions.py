@@ -25,6 +25,7 @@ from torch.nn import functional
 from seedrl.specs import ActionSpec, CategoricalSpec, ContinuousSpec, EnvSpec, as_tree
 
 MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
+NEVER = -1e9  # the log of probability 0, finite, so that zero times it is zero
 FORBIDDEN_BELOW = -1e8  # logits below this are of choices that a mask forbids
 
 Array = TypeVar("Array", NDArray[Any], Tensor)  # numpy while serving, torch in an exported policy
@@ -49,7 +50,7 @@ class Categorical:
         """Return the logits of softmax(logits / temperature), mixed with a uniform choice of what is allowed."""
         by_choice = self._by_choice(logits)
         allowed = by_choice > FORBIDDEN_BELOW
-        log_policy = functional.log_softmax(by_choice / temperature.unsqueeze(-1), dim=-1)
+        log_policy = _tempered(by_choice, temperature.unsqueeze(-1))
         share = epsilon.unsqueeze(-1)
         uniform = share.log() - allowed.sum(dim=-1, keepdim=True).log()
         mixed = torch.logaddexp(torch.log1p(-share) + log_policy, uniform)
@@ -103,7 +104,7 @@ class Gaussian:
     def explored(self, parameters: Tensor, temperature: Tensor, epsilon: Tensor) -> Tensor:
         """Return the parameters with every standard deviation multiplied by the temperature."""
         mean, log_std = self._mean_and_log_std(parameters)
-        return torch.cat([mean, log_std + temperature.log()], dim=-1)
+        return torch.cat([mean, bounded_log_std(log_std + temperature.log())], dim=-1)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         mean, log_std = self._mean_and_log_std(parameters)
@@ -161,7 +162,8 @@ class Actions:
         """Return the parameters [N, P] of a policy that explores more or less; temperature and epsilon are [N].
 
         A choice is drawn from softmax(logits / temperature) with probability 1 - epsilon, and otherwise uniformly from
-        what is allowed; a Gaussian has `temperature` times its standard deviation. At 1 and 0 nothing changes.
+        what is allowed; a Gaussian has `temperature` times its standard deviation. At 1 and 0 nothing changes. At
+        temperature 0 the softmax is the best choice alone, and a Gaussian has the least deviation that there is.
         """
         temperature, epsilon = temperature.unsqueeze(-1), epsilon.unsqueeze(-1)
         split = zip(self._parts, self._by_part(parameters), strict=True)
@@ -197,6 +199,14 @@ class Actions:
 
     def _by_part(self, parameters: Tensor) -> tuple[Tensor, ...]:
         return parameters.split(self._parameters, dim=-1) if len(self._parts) > 1 else (parameters,)
+
+
+def _tempered(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Return log softmax(logits / temperature), and its limit where the temperature is 0."""
+    is_greedy = temperature == 0
+    log_policy = functional.log_softmax(logits / temperature.masked_fill(is_greedy, 1.0), dim=-1)
+    is_best = functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).bool()
+    return torch.where(is_greedy, torch.zeros_like(logits).masked_fill(~is_best, NEVER), log_policy)
 
 
 def bounded_log_std(log_std: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ class ModelConfig:
     )
     layers: list[int] = key([64, 64], "mlp: sizes of its layers")
     normalize: bool = key(True, "mlp: normalize observations by their running mean and standard deviation")
+    layer_norm: bool = key(False, "normalize the outputs of each layer before its activation; impala: of the last one")
     lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for no LSTM")
     gru: int = key(0, "units of a GRU in place of an LSTM; 0 for no GRU")
     popart: bool = key(True, "normalize value targets adaptively (PopArt), so that rewards can be of any scale")
@@ -88,6 +89,23 @@ class ServingConfig:
     )
     shared_memory: bool = key(
         True, "use shared memory for large observations from actors of the same user on this machine"
+    )
+
+
+@dataclass
+class ExplorationConfig:
+    """How the environments that are trained on explore. Evaluation is greedy whatever is set here."""
+
+    temperature: float = key(
+        1.0, "divides logits and multiplies standard deviations; 0 takes the best choice, so that only epsilon explores"
+    )
+    epsilon: float = key(0.0, "probability of a uniformly random choice")
+    epsilon_end: float | None = key(None, "epsilon after the fraction decay, reached linearly; null keeps it constant")
+    decay: float = key(0.5, "fraction of stop.env_steps after which epsilon_end is reached")
+    ladder: float = key(
+        0.0,
+        "environment i of the N of each actor has epsilon^(1 + ladder * i / (N - 1)), as in Ape-X, where it is 7; "
+        "0 gives all of them the same epsilon",
     )
 
 
@@ -172,6 +190,7 @@ class LearnerConfig:
     env: EnvConfig = group(EnvConfig)
     model: ModelConfig = group(ModelConfig)
     algorithm: AlgorithmConfig = group(AlgorithmConfig)
+    exploration: ExplorationConfig = group(ExplorationConfig)
     serving: ServingConfig = group(ServingConfig)
     store: StoreConfig = group(StoreConfig)
     actors: ActorsConfig = group(ActorsConfig)

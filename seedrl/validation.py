@@ -20,6 +20,7 @@ from seedrl.wire.security import check_actor_security, check_learner_security, i
 def check(config: LearnerConfig) -> None:
     """Refuse settings of a learner that cannot work."""
     _check_algorithm(config)
+    _check_exploration(config)
     _check_run(config)
     _check_serving(config)
     _check_environments(config)
@@ -45,6 +46,22 @@ def _check_algorithm(config: LearnerConfig) -> None:
     require(
         capacity == 0 or capacity >= algorithm.batch_size,
         f"store.capacity={capacity} could never hold algorithm.batch_size={algorithm.batch_size} unrolls",
+    )
+
+
+def _check_exploration(config: LearnerConfig) -> None:
+    own = config.exploration
+    require(0 <= own.temperature < math.inf, f"exploration.temperature={own.temperature} must be finite, not negative")
+    require(0 <= own.epsilon <= 1, f"exploration.epsilon={own.epsilon} must be between 0 and 1")
+    require(
+        own.epsilon_end is None or 0 <= own.epsilon_end <= 1,
+        f"exploration.epsilon_end={own.epsilon_end} must be between 0 and 1, or null",
+    )
+    require(0 < own.decay <= 1, f"exploration.decay={own.decay} must be above 0 and at most 1")
+    require(0 <= own.ladder < math.inf, f"exploration.ladder={own.ladder} must be finite and not negative")
+    require(
+        own.temperature > 0 or own.epsilon > 0 or bool(own.epsilon_end),
+        "exploration.temperature=0 takes the best choice always, so nothing would explore; set exploration.epsilon",
     )
 
 

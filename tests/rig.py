@@ -16,7 +16,7 @@ from seedrl.rows import RESET, Rows
 from seedrl.selectors import Entries, Fifo
 from seedrl.serving.inference import Answer, Inference
 from seedrl.serving.lease import Lease
-from seedrl.serving.seats import Seat, Seats
+from seedrl.serving.seats import CONSTANT, Schedule, Seat, Seats
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import FinishedEpisodes, Slots
 from seedrl.specs import EnvSpec
@@ -76,13 +76,15 @@ class Rig:
         frame_stack: int = 1,
         seed: int = 0,
         overlap: int = 1,
+        schedule: Schedule = CONSTANT,
     ) -> None:
         self.model = model if model is not None else make_model(stacked(spec, frame_stack))
         core_size = int(self.model.core_size)
         self.policy = Policy(self.model, version=0)
         self.metrics = ServingMetrics()
         self.slots = Slots(slots, Actions(spec), frame_stack, core_size, CPU)
-        self.seats = Seats(slots)
+        self.seats = Seats(slots, schedule)
+        self.fraction = 0.0  # of the run that is over
         self.selector = CountingFifo()
         sizes = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
         self.store = Store(spec, self.selector, sizes, CPU)
@@ -99,6 +101,7 @@ class Rig:
             device=CPU,
             answer=self.answers.extend,
             on_evaluated=self.evaluated.append,
+            fraction=lambda: self.fraction,
         )
         self._sessions = 0
         self._requests = 0

@@ -28,7 +28,7 @@ class Cluster:
         for number, name in enumerate(names):
             config = LearnerConfig()
             config.serving.max_slots, config.actors.envs = slots, ENVS
-            self.tables[name] = SessionTable(config, lambda session_id: session_id, planned_seats(config.actors))
+            self.tables[name] = SessionTable(config, lambda session_id: session_id, planned_seats(config))
             self.balances[name] = Balance(self.tables[name], seed=seed + number, clock=self.clock)
             self.balances[name].address = name
         self.agree()

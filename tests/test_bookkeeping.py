@@ -95,7 +95,7 @@ class Learner(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.batcher: Batcher[Request] = Batcher(max_rows=3, min_rows=2, max_wait=MAX_WAIT, clock=self.clock)
         self.table = SessionTable(
-            config, lambda session_id: session_id, planned_seats(config.actors), on_leave=self.rig.inference.release
+            config, lambda session_id: session_id, planned_seats(config), on_leave=self.rig.inference.release
         )
         self.table.agree(SPEC)
         self.protocol = SessionProtocol(

@@ -77,13 +77,13 @@ def test_check_share_that_leaves_nothing_to_train_on_is_refused(share: float, en
 
 def test_join_sessions_are_told_apart_by_environment() -> None:
     config = LearnerConfig(actors=ActorsConfig(envs=8, evaluation=0.25))
-    table = SessionTable(config, lambda _: 1, planned_seats(config.actors))
+    table = SessionTable(config, lambda _: 1, planned_seats(config))
     session, _ = table.join(Hello("a"))
     seats = table.seats
     assert (~seats.is_trained[session.lease.slots]).tolist() == [True, False, False, False, True, False, False, False]
     assert seats.temperature[session.lease.slots].tolist() == [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
     config.actors.evaluation = 0.0
-    assert planned_seats(config.actors) == [Seat()] * 8
+    assert planned_seats(config) == [Seat(exponent=1.0)] * 8
 
 
 # What they do.

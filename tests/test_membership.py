@@ -21,7 +21,7 @@ class Rig:
         config = LearnerConfig()
         config.serving.max_slots, config.actors.envs = 64, 2
         self.file = ContextFile(directory)
-        self.sessions = SessionTable(config, lambda _: 0, planned_seats(config.actors))
+        self.sessions = SessionTable(config, lambda _: 0, planned_seats(config))
         self.serving, self.learning = ServingMetrics(), LearningMetrics(updates=updates)
         self.membership = Membership(
             self.file,

@@ -496,3 +496,31 @@ def test_mask_of_three_axes_is_that_of_the_newest_frame() -> None:
     inputs = ModelInput(observation, torch.zeros(1, 3), torch.zeros(1, 3).long(), torch.zeros(1, 3).bool())
     output, _ = build_model(ModelConfig(), spec.stacked(2), seed=1)(inputs, torch.zeros(3, 0))
     assert output.logits.argmax(dim=-1).tolist() == [[5 * 8 + 2] * 3]
+
+
+# Layer normalisation.
+
+
+@pytest.mark.parametrize("name", ["mlp", "nature", "impala"])
+def test_layer_norm_features_do_not_follow_the_scale_of_weights(name: str) -> None:
+    """The outputs of a layer are normalised before the activation, so that larger weights change nothing."""
+
+    def features(layer_norm: bool, scale: float) -> Tensor:
+        config = ModelConfig(name=name, layers=[16, 16], layer_norm=layer_norm, normalize=False)
+        encoder = build_model(config, SPECS[name], seed=1).get_submodule("encoder")
+        layers = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
+        with torch.no_grad():
+            layers[-1].weight.mul_(scale)
+            return encoder(model_input(SPECS[name], 1, 4).observation[0])
+
+    torch.testing.assert_close(features(True, 10.0), features(True, 1.0), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(features(False, 10.0), features(False, 1.0), rtol=0.1)
+
+
+def test_layer_norm_is_off_unless_asked_for_and_follows_every_layer() -> None:
+    def norms(name: str, layer_norm: bool) -> int:
+        model = build_model(ModelConfig(name=name, layers=[8, 8], layer_norm=layer_norm), SPECS[name], seed=1)
+        return sum(isinstance(module, nn.LayerNorm | nn.GroupNorm) for module in model.modules())
+
+    assert [norms(name, False) for name in ("mlp", "nature", "impala")] == [0, 0, 0]
+    assert [norms(name, True) for name in ("mlp", "nature", "impala")] == [2, 4, 1]

@@ -10,6 +10,7 @@ from seedrl.config import LearnerConfig, ServeConfig
 from seedrl.roles.policy_server import settings_of
 from seedrl.roles.serve import serve_settings
 from seedrl.run.directory import plain
+from seedrl.serving.seats import Exploration, final_exploration
 from seedrl.validation import check
 
 
@@ -51,6 +52,11 @@ def test_served_settings_keep_the_environment_and_the_model(tmp_path: Path) -> N
     run = leave_run(tmp_path / "run", {"env.id": "Pong-v5", "env.frame_stack": 4, "model.name": "nature"})
     served = settings_of(run)
     assert (served.env.id, served.env.frame_stack, served.model.name) == ("Pong-v5", 4, "nature")
+
+
+def test_served_settings_keep_the_exploration_that_a_policy_which_is_not_greedy_acts_with(tmp_path: Path) -> None:
+    run = leave_run(tmp_path / "run", {"exploration.temperature": 0.0, "exploration.epsilon": 0.25})
+    assert final_exploration(settings_of(run).exploration) == Exploration(0.0, 0.25)
 
 
 @pytest.mark.parametrize(("envs", "groups"), [(0, 2), (1, 1), (7, 1), (8, 2)])

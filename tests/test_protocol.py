@@ -84,9 +84,7 @@ class Endpoint:
         self.left: list[Session] = []
         self.metrics = ServingMetrics()
         self.batcher: Batcher[Request] = Batcher(max_rows=64, min_rows=1, max_wait=0.0)
-        self.sessions = SessionTable(
-            config, lambda session: session, planned_seats(config.actors), on_leave=self.left.append
-        )
+        self.sessions = SessionTable(config, lambda session: session, planned_seats(config), on_leave=self.left.append)
         self.balance = Balance(self.sessions)
         self.protocol = SessionProtocol(
             config, self.sessions, self.balance, self.batcher, self.metrics, self.said.append

@@ -35,7 +35,7 @@ class Actors:
         config = LearnerConfig()
         self.clock = FakeClock()
         self.metrics = ServingMetrics()
-        self.sessions = SessionTable(config, lambda session: session, planned_seats(config.actors))
+        self.sessions = SessionTable(config, lambda session: session, planned_seats(config))
         self.batcher: Batcher[Request] = Batcher(8, 1, 1.0)
         self.is_idle = ActorActivity(self.sessions, self.batcher, self.metrics, self.clock).is_idle
 
@@ -191,7 +191,7 @@ def agree_on_spaces(ranks: ThreadRanks, announced: EnvSpec | None, refuses: bool
     service = InferenceService(
         config,
         metrics,
-        plan=planned_seats(config.actors),
+        plan=planned_seats(config),
         job_seed=lambda session: session,
         on_failure=stop.fail,
         say=lambda words: None,

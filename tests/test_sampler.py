@@ -24,7 +24,7 @@ class Scene:
         self.config = LearnerConfig()
         self.clock = FakeClock()
         self.serving, self.learning = ServingMetrics(), LearningMetrics()
-        self.sessions = SessionTable(self.config, lambda session: session, planned_seats(self.config.actors))
+        self.sessions = SessionTable(self.config, lambda session: session, planned_seats(self.config))
         self.session, _ = self.sessions.join(Hello("actor"))
         self.sampler = Sampler(
             self.config, self.serving, self.learning, self.sessions, seconds_before, clock=self.clock

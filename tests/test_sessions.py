@@ -25,7 +25,7 @@ def make_table(max_slots: int = 10, groups: int = 2, lockstep: bool = False) -> 
     config.serving.max_slots = max_slots
     config.actors.envs = ENVS
     config.actors.groups = groups
-    return SessionTable(config, lambda session_id: 100 + session_id, planned_seats(config.actors))
+    return SessionTable(config, lambda session_id: 100 + session_id, planned_seats(config))
 
 
 def make_session() -> Session:

@@ -8,11 +8,16 @@ from seedrl import plugins
 from seedrl.actions import Actions
 from seedrl.algorithms.base import Algorithm
 from seedrl.algorithms.ppo import PPO
+from seedrl.algorithms.pqn import PQN
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.algorithms.vtrace import VTrace
 from seedrl.errors import ConfigError
 
-BUILT_IN: dict[str, Callable[[AlgorithmConfig, Actions, nn.Module], Algorithm]] = {"ppo": PPO, "vtrace": VTrace}
+BUILT_IN: dict[str, Callable[[AlgorithmConfig, Actions, nn.Module], Algorithm]] = {
+    "ppo": PPO,
+    "vtrace": VTrace,
+    "pqn": PQN,
+}
 
 
 def build_algorithm(config: AlgorithmConfig, actions: Actions, model: nn.Module) -> Algorithm:

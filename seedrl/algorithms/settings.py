@@ -44,7 +44,7 @@ class PPOConfig:
 class AlgorithmConfig:
     """Settings of every algorithm. Your own algorithm finds its further ones in `options`."""
 
-    name: str = key("ppo", "ppo | vtrace | your.module:Class")
+    name: str = key("ppo", "ppo | vtrace | pqn | your.module:Class")
     options: dict[str, Any] = key({}, "keyword arguments for your own algorithm class")
     unroll_length: int = key(64, "steps of one environment per unroll (T)")
     batch_size: int = key(32, "unrolls per train batch (B)")

@@ -18,7 +18,7 @@ BUILT_IN = ("mlp", "nature", "impala", "grid", "tiny")
 SMALLEST_IMAGE = {"nature": 36, "impala": 1, "grid": 3}  # height and width that the kernels need
 CPU = torch.device("cpu")
 LeafEncoder = MlpEncoder | TinyEncoder | ImageEncoder | GridEncoder
-IMAGES: dict[str, Callable[[ArraySpec], LeafEncoder]] = {
+IMAGES: dict[str, Callable[[ArraySpec, bool], LeafEncoder]] = {
     "nature": nature_encoder,
     "impala": impala_encoder,
     "grid": GridEncoder,
@@ -75,14 +75,14 @@ def _encoder(config: ModelConfig, observation: ArraySpec, among_others: bool = F
     if name == "tiny" and observation.shape:
         return TinyEncoder(observation)
     if name not in IMAGES:
-        return MlpEncoder(observation, list(config.layers), config.normalize)
+        return MlpEncoder(observation, list(config.layers), config.normalize, config.layer_norm)
     if not _fits(name, observation):
         size = SMALLEST_IMAGE[name]
         raise ConfigError(
             f"model.name={name} needs images [channels, height, width] of {size}×{size} or more; "
             f"observations are {observation}; set model.name=mlp"
         )
-    return IMAGES[name](observation)
+    return IMAGES[name](observation, config.layer_norm)
 
 
 def _fits(name: str, observation: ArraySpec) -> bool:

@@ -18,7 +18,7 @@ KINDS = 12  # small integers, 0 … 11, that stand for kinds of things, as in Mi
 class ImageEncoder(nn.Module):
     """A convolutional trunk and one linear layer, in channels_last layout: on CPU a third faster than NCHW."""
 
-    def __init__(self, observation: ArraySpec, trunk: nn.Module, size: int) -> None:
+    def __init__(self, observation: ArraySpec, trunk: nn.Module, size: int, layer_norm: bool = False) -> None:
         super().__init__()
         self._has_channels_last = observation.channel_axis == 2
         self.centre = Centre(ArraySpec(_channels_first(observation), observation.dtype))
@@ -26,12 +26,13 @@ class ImageEncoder(nn.Module):
         with torch.no_grad():
             flat = trunk(torch.zeros(1, *_channels_first(observation))).numel()
         self.linear = scaled(nn.Linear(flat, size))
+        self.norm = nn.LayerNorm(size) if layer_norm else nn.Identity()
         self.size = size
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, observation: Tensor) -> Tensor:
         pixels = observation.permute(0, 3, 1, 2) if self._has_channels_last else observation
-        return torch.relu(self.linear(self.trunk(self.centre(pixels)).flatten(1)))
+        return torch.relu(self.norm(self.linear(self.trunk(self.centre(pixels)).flatten(1))))
 
 
 class Centre(nn.Module):
@@ -82,20 +83,17 @@ def _channels_first(observation: ArraySpec) -> tuple[int, ...]:
     return (third, first, second) if observation.channel_axis == 2 else observation.shape
 
 
-def nature_encoder(observation: ArraySpec) -> ImageEncoder:
+def nature_encoder(observation: ArraySpec, layer_norm: bool = False) -> ImageEncoder:
+    layers: list[nn.Module] = []
     channels = _channels_first(observation)[0]
-    trunk = nn.Sequential(
-        scaled(nn.Conv2d(channels, 32, kernel_size=8, stride=4)),
-        nn.ReLU(),
-        scaled(nn.Conv2d(32, 64, kernel_size=4, stride=2)),
-        nn.ReLU(),
-        scaled(nn.Conv2d(64, 64, kernel_size=3, stride=1)),
-        nn.ReLU(),
-    )
-    return ImageEncoder(observation, trunk, size=512)
+    for width, kernel_size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        norm = [nn.GroupNorm(1, width)] if layer_norm else []  # one group: over channels, height and width
+        layers += [scaled(nn.Conv2d(channels, width, kernel_size, stride)), *norm, nn.ReLU()]
+        channels = width
+    return ImageEncoder(observation, nn.Sequential(*layers), 512, layer_norm)
 
 
-def impala_encoder(observation: ArraySpec) -> ImageEncoder:
+def impala_encoder(observation: ArraySpec, layer_norm: bool = False) -> ImageEncoder:
     sections: list[nn.Module] = []
     channels = _channels_first(observation)[0]
     for width in (16, 32, 32):
@@ -106,7 +104,7 @@ def impala_encoder(observation: ArraySpec) -> ImageEncoder:
             ResidualBlock(width),
         ]
         channels = width
-    return ImageEncoder(observation, nn.Sequential(*sections, nn.ReLU()), size=256)
+    return ImageEncoder(observation, nn.Sequential(*sections, nn.ReLU()), 256, layer_norm)
 
 
 class GridEncoder(nn.Module):
@@ -119,18 +117,19 @@ class GridEncoder(nn.Module):
 
     kinds: Tensor
 
-    def __init__(self, observation: ArraySpec) -> None:
+    def __init__(self, observation: ArraySpec, layer_norm: bool = False) -> None:
         super().__init__()
         self._unit = 255.0 if observation.dtype == "uint8" else 1.0
         self.register_buffer("kinds", torch.arange(KINDS), persistent=False)
         columns = 1 + KINDS  # per cell, at most two of them not zero: hence the gain
         self.linear = scaled(nn.Linear(math.prod(observation.shape) * columns, 128), gain=math.sqrt(columns))
+        self.norm = nn.LayerNorm(128) if layer_norm else nn.Identity()
         self.size = 128
 
     def forward(self, observation: Tensor) -> Tensor:
         cells = observation.flatten(1).unsqueeze(-1)
         columns = torch.cat([(cells == self.kinds).float(), cells.float() / self._unit], dim=-1)
-        return torch.tanh(self.linear(columns.flatten(1)))
+        return torch.tanh(self.norm(self.linear(columns.flatten(1))))
 
 
 class ResidualBlock(nn.Module):

@@ -18,7 +18,9 @@ MAX_DEVIATIONS = 10.0  # standard deviations from the mean; values beyond are cl
 class MlpEncoder(nn.Module):
     """Fully connected layers. Values enter as they are (bytes divided by 255) or normalised, categories one-hot."""
 
-    def __init__(self, observation: ArraySpec, sizes: list[int], normalize: bool = False) -> None:
+    def __init__(
+        self, observation: ArraySpec, sizes: list[int], normalize: bool = False, layer_norm: bool = False
+    ) -> None:
         super().__init__()
         self._values = observation.values
         self._unit = 255.0 if observation.dtype == "uint8" else 1.0
@@ -26,7 +28,8 @@ class MlpEncoder(nn.Module):
         self.normalize = Normalize(inputs) if normalize and not observation.values else nn.Identity()
         layers: list[nn.Module] = []
         for before, after in pairwise([inputs, *sizes]):
-            layers += [scaled(nn.Linear(before, after)), nn.Tanh()]
+            norm = [nn.LayerNorm(after)] if layer_norm else []
+            layers += [scaled(nn.Linear(before, after)), *norm, nn.Tanh()]
         self.layers = nn.Sequential(*layers)
         self.size = sizes[-1] if sizes else inputs
 

@@ -98,11 +98,20 @@ def _learner_lines(status: Status) -> list[str]:
             f"{row['policy_lag']:.1f}, reuse {row['reuse']:.1f}, learner waits {row['learner_wait_fraction']:.0%}"
             + (f", it could use {row['desired_actors']:,.0f} actors" if "desired_actors" in row else ""),
         ]
+    if "exploration/epsilon" in row:
+        lines.append(f"│  {exploration_words(row)}")
     if status.metrics_address:
         lines.append(f"│  live page http://{status.metrics_address}/")
     lines += [f"│  bottleneck {status.verdict.bottleneck}: {status.verdict.evidence}", f"│  → {status.verdict.change}"]
     lines += [f"│  ! {words}: {count:,}" for words, count in status.trouble.items()]
     return [*lines, "│" if status.actors else "└  no actors"]
+
+
+def exploration_words(row: dict[str, float]) -> str:
+    """Describe how the environments explore that are trained on."""
+    most, least = row["exploration/epsilon"], row["exploration/epsilon_least"]
+    ladder = f", ladder {most:.2g} … {least:.2g}" if least < most else ""
+    return f"exploration: temperature {row['exploration/temperature']:.3g}, epsilon {most:.2g}{ladder}"
 
 
 def _cells(actor: ActorStatus) -> list[str]:

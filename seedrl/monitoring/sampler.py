@@ -19,6 +19,7 @@ from seedrl.metrics import (
     totals_of,
 )
 from seedrl.run.stopping import Progress
+from seedrl.serving.seats import ON_POLICY
 from seedrl.serving.sessions import SessionTable
 from seedrl.sizes import group_size
 
@@ -97,6 +98,18 @@ class Sampler:
             "grad_norm": learning.grad_norm,
             "learning_rate": learning.learning_rate,
             **{f"algorithm/{name}": value for name, value in learning.algorithm.items()},
+            **self._exploration(),
+        }
+
+    def _exploration(self) -> dict[str, float]:
+        """Return how environments explore, unless all of them draw from the policy as it is."""
+        least, most = self._sessions.exploration
+        if (least, most) == (ON_POLICY, ON_POLICY):
+            return {}
+        return {
+            "exploration/temperature": most.temperature,
+            "exploration/epsilon": most.epsilon,
+            "exploration/epsilon_least": least.epsilon,
         }
 
     def _cycle(self, change: Totals, latency: float, round_trip: float) -> dict[str, float]:

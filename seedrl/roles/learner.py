@@ -78,7 +78,7 @@ class LearnerProcess:
         self.inference = InferenceService(
             config,
             self.serving,
-            plan=planned_seats(config.actors),
+            plan=planned_seats(config),
             job_seed=partial(session_seed, config.seed, self.run_directory.earlier_processes, rank=identity.rank),
             on_failure=self._thread_died,
             say=self.display.say,
@@ -362,6 +362,7 @@ class Training:
             on_episodes=partial(process.events.episodes, is_evaluation=False),
             on_evaluated=partial(process.events.episodes, is_evaluation=True),
             may_continue=self._is_in_step if config.lockstep or config.algorithm.on_policy else lambda: True,
+            fraction=lambda: process.rounds.progress.env_steps / config.stop.env_steps,
         )
         self.thread = threading.Thread(target=process.run_learner_thread, name="learner", daemon=True)
         parameters = sum(parameter.numel() for parameter in model.parameters())

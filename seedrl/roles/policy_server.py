@@ -27,7 +27,7 @@ from seedrl.run.directory import RunDirectory
 from seedrl.run.snapshot import load_weights, spec_of
 from seedrl.run.stopping import Stop
 from seedrl.selectors import Fifo
-from seedrl.serving.seats import GREEDY, ON_POLICY, Seat
+from seedrl.serving.seats import GREEDY, Seat, final_exploration
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
 from seedrl.serving.slots import FinishedEpisodes
@@ -61,10 +61,11 @@ class PolicyServer:
         self.device = choose_device(config.device)
         self.stop = Stop(on_stop=self._turn_away)
         self.metrics = ServingMetrics()
+        exploration = GREEDY if greedy else final_exploration(config.exploration)
         self.inference = InferenceService(
             config,
             self.metrics,
-            plan=[Seat(is_trained=False, exploration=GREEDY if greedy else ON_POLICY)] * config.actors.envs,
+            plan=[Seat(is_trained=False, exploration=exploration)] * config.actors.envs,
             job_seed=partial(session_seed, seed, DEPLOYED),
             on_failure=self._failed,
             say=say,
@@ -157,15 +158,16 @@ class PolicyServer:
 
 
 def settings_of(run: str, envs: int = 0) -> LearnerConfig:
-    """Return settings that serve the policy of a run: the run's environment and model, and nothing of its training.
+    """Return settings that serve the policy of a run: its environment, model and exploration.
 
-    `envs` replaces the number of environments per actor.
+    Nothing else of its training is kept. `envs` replaces the number of environments per actor.
     """
     trained = RunDirectory(Path(run)).config()
     envs = envs or trained.actors.envs
     return LearnerConfig(
         env=trained.env,
         model=trained.model,
+        exploration=trained.exploration,
         actors=ActorsConfig(count=1, envs=envs, groups=1 if envs % 2 else 2, threads=trained.actors.threads),
         serving=ServingConfig(
             max_slots=envs,

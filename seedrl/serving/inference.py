@@ -18,7 +18,7 @@ from seedrl.device import upload
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.rows import RESET
-from seedrl.serving.seats import GREEDY, ON_POLICY, Seats
+from seedrl.serving.seats import Seats
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import NOBODY, FinishedEpisodes, Indices, Slots
 from seedrl.specs import Arrays, rows_of, tree_map
@@ -53,8 +53,12 @@ class Inference:
         answer: Callable[[list[Answer]], None],
         on_episodes: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
+        fraction: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`on_evaluated` is called with the episodes that end in seats that are not trained on, else `on_episodes`."""
+        """`on_evaluated` is called with the episodes that end in seats that are not trained on, else `on_episodes`.
+
+        `fraction` is how much of the run is over, for schedules of exploration.
+        """
         self._policy = policy
         self._actions = actions
         self._slots = slots
@@ -67,6 +71,7 @@ class Inference:
         self._answer = answer
         self._on_episodes = on_episodes
         self._on_evaluated = on_evaluated
+        self._fraction = fraction
         self._full = np.zeros(0, np.int64)  # slots whose unroll is complete and not handed over yet
 
     @torch.inference_mode()
@@ -102,6 +107,8 @@ class Inference:
         )
         timer.lap("copy")
         output, next_core_state, version = self._forward(inputs, core_state)
+        if self._seats.is_moving:
+            self._seats.follow(self._fraction())
         if self._seats.any_explores:
             output = output._replace(logits=self._explored(batch.slots, output.logits))
         action = self._actions.choose(output.logits, self._noise_for(batch.slots)).cpu().numpy()
@@ -121,18 +128,18 @@ class Inference:
 
     def _explored(self, slots: Indices, logits: Tensor) -> Tensor:
         """Return the logits that actions are really drawn from, so that those are recorded."""
-        columns = np.stack((self._seats.temperature[slots], self._seats.epsilon[slots]))
-        temperature, epsilon = upload(columns, self._device)
-        explores = ((temperature != ON_POLICY.temperature) | (epsilon != ON_POLICY.epsilon)) & (temperature > 0)
-        explored = self._actions.explored(logits, temperature.where(explores, 1.0), epsilon)
-        return torch.where(explores.unsqueeze(-1), explored, logits)
+        seats = self._seats
+        columns = np.stack((seats.temperature[slots], seats.epsilon[slots], seats.explores[slots]))
+        temperature, epsilon, explores = upload(columns, self._device)
+        explored = self._actions.explored(logits, temperature, epsilon)
+        return torch.where(explores.bool().unsqueeze(-1), explored, logits)
 
     def _noise_for(self, slots: Indices) -> Tensor:
         """Draw the noise that actions are sampled with; without noise the most likely action is chosen."""
         noise = self._noise.draw(len(slots))
         if not self._seats.any_greedy:
             return noise
-        is_greedy = self._seats.temperature[slots] == GREEDY.temperature
+        is_greedy = self._seats.is_greedy[slots]
         return noise.masked_fill(upload(is_greedy, self._device).unsqueeze(-1), 0.0)
 
     def _recycle_untrained(self, full: Indices) -> Indices:

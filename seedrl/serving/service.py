@@ -70,7 +70,9 @@ class InferenceService:
         may_continue: Callable[[], bool] = lambda: True,
         on_episodes: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
+        fraction: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`fraction` is how much of the run is over."""
         config = self.config
         self._inference = Inference(
             policy,
@@ -84,6 +86,7 @@ class InferenceService:
             answer=self.protocol.answer,
             on_episodes=on_episodes,
             on_evaluated=on_evaluated,
+            fraction=fraction,
         )
         self.batches = BatchLoop(self.batcher, self._inference, self._metrics, self._pauses, may_continue)
 

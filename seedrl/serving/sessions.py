@@ -13,7 +13,7 @@ from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity, Refused, Superseded
 from seedrl.rows import RESET, Rows
 from seedrl.serving.lease import Lease
-from seedrl.serving.seats import ON_POLICY, Exploration, Seat, Seats
+from seedrl.serving.seats import NO_ORDER, ON_POLICY, Exploration, Order, Schedule, Seat, Seats
 from seedrl.sizes import group_size
 from seedrl.specs import EnvSpec
 from seedrl.wire.codec import ENV_ID, FLAGS, REWARD
@@ -187,7 +187,7 @@ class SessionTable:
     open: dict[int, Session] = field(default_factory=dict)
     is_open: bool = True  # for new sessions; open ones continue either way
     is_draining: bool = False  # the learner is about to end
-    exploration: Exploration = ON_POLICY  # of sessions to come
+    order: Order = NO_ORDER  # of exploration, for sessions to come as well
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of environments, by actor; "" for all
     seats: Seats = field(init=False)  # of all slots
     _opened: int = 0
@@ -195,7 +195,7 @@ class SessionTable:
 
     def __post_init__(self) -> None:
         slots = self.config.serving.max_slots
-        self.seats = Seats(slots)
+        self.seats = Seats(slots, Schedule.of(self.config.exploration))
         self._free = list(range(slots))
 
     def superseded_by(self, hello: Hello) -> Session | None:
@@ -231,7 +231,7 @@ class SessionTable:
             peer=peer,
         )
         self.seats.assign(session.lease.slots, self.plan)
-        self.seats.explore(session.lease.slots, *self.exploration)
+        self.seats.explore(session.lease.slots, *self.order)
         self.open[session.id] = session
         return session, self._welcome(session)
 
@@ -246,6 +246,17 @@ class SessionTable:
         reports = [session.reports for session in list(self.open.values())]
         recent = [each.recent for each in reports if each.received >= since]
         return sum(each.requests for each in recent), sum(each.round_trip_seconds for each in recent)
+
+    @property
+    def exploration(self) -> tuple[Exploration, Exploration]:
+        """Return the smallest and the largest values of the environments that are trained on now."""
+        slots = [session.lease.slots for session in list(self.open.values())]
+        taken = np.concatenate(slots) if slots else np.zeros(0, np.int64)
+        trained = taken[self.seats.is_trained[taken]]
+        if not len(trained):
+            return ON_POLICY, ON_POLICY
+        columns = np.stack((self.seats.temperature[trained], self.seats.epsilon[trained]), axis=1)
+        return Exploration(*columns.min(axis=0).tolist()), Exploration(*columns.max(axis=0).tolist())
 
     @property
     def slots_taken(self) -> int:
@@ -278,7 +289,7 @@ class SessionTable:
         if order.open is not None:
             self.is_open = order.open
         if not order.actor:
-            self.exploration = self.exploration.changed(order.temperature, order.epsilon)
+            self.order = self.order.changed(order.temperature, order.epsilon)
         if order.options:
             self.options[order.actor] = {**self.options.get(order.actor, {}), **order.options}
         for session in concerned:

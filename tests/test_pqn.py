@@ -1,0 +1,343 @@
+"""Q(lambda) against its definition and in closed form, the loss of PQN, and that it learns."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from envs_server.pool import EnvPool
+from seedrl.actions import Actions
+from seedrl.algorithms.minibatches import Rows
+from seedrl.algorithms.pqn import PQN, best_value, q_lambda
+from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.algorithms.transitions import transitions
+from seedrl.config import ActorsConfig, ExplorationConfig, LearnerConfig, ModelConfig, StopConfig
+from seedrl.errors import ConfigError
+from seedrl.learning.learner import Learner
+from seedrl.metrics import LearningMetrics
+from seedrl.models.base import FORBIDDEN, core_size_of
+from seedrl.models.build import build_model
+from seedrl.serving.seats import Schedule, planned_seats
+from seedrl.specs import CategoricalSpec, ContinuousSpec, EnvSpec
+from seedrl.types import ModelInput, ModelOutput, Unrolls
+from tests.builders import learner_parts, one_step, same, weights
+from tests.fakes import TinyModel, make_job, make_spec
+from tests.rig import Rig
+from tests.test_vtrace_loss import (
+    DISCOUNT,
+    END,
+    UNTRAINED,
+    VALUES,
+    chain_rows,
+    random_unrolls,
+    reset_as_transition,
+    reset_observation_as_final,
+    to_unrolls,
+    truncation_as_termination,
+)
+
+torch.set_num_threads(1)  # for tensors this small a second thread only waits
+
+Array = NDArray[np.float64]
+Mistake = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+def settings(**changes: Any) -> AlgorithmConfig:
+    return one_step(**{"name": "pqn", "discount": DISCOUNT, "trace_lambda": 0.7, **changes})
+
+
+# Targets.
+
+
+def lambda_return(reward: Array, gamma: Array, best: Array, trace_lambda: float) -> float:
+    """The forward view, for the first of some consecutive transitions: a mean of n-step returns.
+
+    G = (1 - lambda) sum_{n=1}^{N-1} lambda^(n-1) G^(n) + lambda^(N-1) G^(N), where
+    G^(n) = r_1 + gamma_1 r_2 + … + gamma_1 … gamma_n max Q(x_n)
+    """
+    returns = []
+    for n in range(1, len(reward) + 1):
+        value = best[n - 1]
+        for k in reversed(range(n)):
+            value = reward[k] + gamma[k] * value
+        returns.append(value)
+    last = len(returns) - 1
+    shares = [(1 - trace_lambda) * trace_lambda**n for n in range(last)] + [trace_lambda**last]
+    return float(np.dot(shares, returns))
+
+
+def expected_targets(case: dict[str, Array], trace_lambda: float) -> Array:
+    """The targets of valid rows; a trace ends before the next row that is not valid."""
+    reward, gamma, best, valid = (case[name] for name in ("reward", "gamma", "best", "valid"))
+    target = np.full_like(reward, np.nan)
+    for b in range(reward.shape[1]):
+        for t in np.flatnonzero(valid[:, b]):
+            after = np.flatnonzero(~valid[t:, b])
+            piece = slice(t, t + after[0] if len(after) else None)
+            target[t, b] = lambda_return(reward[piece, b], gamma[piece, b], best[piece, b], trace_lambda)
+    return target
+
+
+def random_case(seed: int, length: int = 9, batch: int = 7) -> dict[str, Array]:
+    random = np.random.default_rng(seed)
+    shape = (length, batch)
+    valid = random.random(shape) > 0.25
+    ends_next = np.concatenate([~valid[1:], random.random((1, batch)) < 0.3])
+    gamma = np.where(ends_next & (random.random(shape) < 0.5), 0.0, 0.9)  # terminated, else truncated
+    return {"reward": random.normal(size=shape), "gamma": gamma, "best": random.normal(size=shape), "valid": valid}
+
+
+def targets_of(case: dict[str, Array], trace_lambda: float) -> Array:
+    found: Array = q_lambda(
+        reward_tp1=torch.from_numpy(case["reward"]),
+        discount_tp1=torch.from_numpy(case["gamma"]),
+        best_tp1=torch.from_numpy(case["best"]),
+        valid_t=torch.from_numpy(case["valid"]),
+        trace_lambda=trace_lambda,
+    ).numpy()
+    return found
+
+
+@pytest.mark.parametrize("trace_lambda", [0.0, 0.65, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_q_lambda_random_ends_equals_the_forward_view(seed: int, trace_lambda: float) -> None:
+    case = random_case(seed)
+    expected = expected_targets(case, trace_lambda)
+    found = np.where(case["valid"], targets_of(case, trace_lambda), np.nan)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_q_lambda_chain_has_its_closed_form() -> None:
+    """Rewards of 1 and values of 0: G_t = sum of (gamma lambda)^k over the steps that are left."""
+    length, gamma, trace_lambda = 6, 0.9, 0.5
+    ones = np.ones((length, 1))
+    case = {"reward": ones, "gamma": gamma * ones, "best": 0 * ones, "valid": ones.astype(bool)}
+    ratio = gamma * trace_lambda
+    expected = [(1 - ratio ** (length - t)) / (1 - ratio) for t in range(length)]
+    np.testing.assert_allclose(targets_of(case, trace_lambda)[:, 0], expected)
+
+
+def test_q_lambda_at_zero_is_one_step_and_at_one_is_the_return() -> None:
+    case = {name: array.astype(bool) if name == "valid" else array for name, array in random_case(0).items()}
+    case["valid"][:] = True
+    np.testing.assert_allclose(targets_of(case, 0.0), case["reward"] + case["gamma"] * case["best"])
+    total = case["best"][-1]
+    for t in reversed(range(len(case["reward"]))):
+        total = case["reward"][t] + case["gamma"][t] * total
+    np.testing.assert_allclose(targets_of(case, 1.0)[0], total)
+
+
+# Episode ends, on a chain whose values are known.
+
+
+class Table(nn.Module):
+    """The value of both actions in every position."""
+
+    core_size = 0
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.values = nn.Parameter(values.clone())
+
+    def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        value = inputs.observation @ self.values
+        return ModelOutput(value.unsqueeze(-1).expand(*value.shape, 2), value), core_state
+
+
+def make_pqn(model: nn.Module, num_actions: int = 2, **changes: Any) -> PQN:
+    return PQN(settings(**changes), Actions(make_spec(num_actions=num_actions)), model)
+
+
+def learned_values(unrolls: Unrolls) -> Tensor:
+    """The table [END + 1] that training on these unrolls converges to."""
+    table = Table(torch.full((END + 1,), UNTRAINED))
+    algorithm, optimizer = make_pqn(table), torch.optim.SGD(table.parameters(), lr=4.0)
+    for _ in range(120):
+        for batch in algorithm.batches(unrolls):
+            optimizer.zero_grad()
+            algorithm.loss(batch, table, 0.0).total.backward()
+            optimizer.step()
+    return table.values.detach()
+
+
+def test_loss_chain_with_time_limit_learns_the_values_without_it() -> None:
+    learned = learned_values(to_unrolls(chain_rows(300)))
+    torch.testing.assert_close(learned[:END], VALUES, rtol=0, atol=1e-3)
+    assert learned[END] == UNTRAINED  # a terminal observation has no transition to learn from
+
+
+@pytest.mark.parametrize("mistake", [truncation_as_termination, reset_observation_as_final, reset_as_transition])
+def test_loss_mistaken_episode_ends_learn_other_values(mistake: Mistake) -> None:
+    learned = learned_values(to_unrolls(mistake(chain_rows(300))))
+    assert (learned[:END] - VALUES).abs().max() > 0.3
+
+
+def test_loss_true_values_have_no_loss_whatever_lambda_is() -> None:
+    table = Table(torch.cat([VALUES, torch.tensor([UNTRAINED])]))
+    for trace_lambda in (0.0, 0.5, 1.0):
+        algorithm = make_pqn(table, trace_lambda=trace_lambda)
+        (batch,) = algorithm.batches(to_unrolls(chain_rows(300)))
+        loss = algorithm.loss(batch, table, 0.0)
+        assert loss.report["q_loss"] < 1e-9
+        assert loss.report["explained_variance"] > 0.999
+        assert loss.report["max_target"] == pytest.approx(float(VALUES.max()), abs=1e-4)
+
+
+# The loss.
+
+
+class Given(nn.Module):
+    """A model that outputs the same logits for every batch; they are its weights."""
+
+    core_size = 0
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        logits = self.logits[: inputs.reward.shape[0]] if inputs.reward.shape[0] > 1 else self._in_one_row()
+        return ModelOutput(logits, logits[..., 0]), core_state
+
+    def _in_one_row(self) -> Tensor:
+        return self.logits[:-1].flatten(0, 1).unsqueeze(0)
+
+
+def test_loss_gradient_is_the_error_of_the_actions_taken_over_valid_transitions() -> None:
+    unrolls = random_unrolls(seed=3)
+    model = Given(torch.randn(6, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    algorithm = make_pqn(model, num_actions=3)
+    (batch,) = algorithm.batches(unrolls)
+    loss = algorithm.loss(batch, model, 0.0)
+    loss.total.backward()
+
+    step = transitions(unrolls, settings())
+    case = {
+        "reward": step.reward_tp1.numpy(),
+        "gamma": step.discount_tp1.double().numpy(),
+        "best": model.logits.detach()[1:].amax(-1).numpy(),
+        "valid": step.valid_t.numpy(),
+    }
+    target = torch.from_numpy(np.nan_to_num(expected_targets(case, 0.7)))
+    q = model.logits.detach()[:-1].gather(-1, step.action_t.unsqueeze(-1)).squeeze(-1)
+    error = torch.where(step.valid_t, q - target, 0.0) / step.valid_t.sum()
+    expected = torch.zeros(6, 4, 3, dtype=torch.float64)
+    expected[:-1].scatter_(-1, step.action_t.unsqueeze(-1), error.unsqueeze(-1))
+    assert model.logits.grad is not None
+    torch.testing.assert_close(model.logits.grad, expected, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(loss.report["mean_q"].double(), q[step.valid_t].mean(), rtol=1e-5, atol=1e-7)
+
+
+def test_best_value_of_masked_choices_is_that_of_the_best_allowed_one() -> None:
+    logits = torch.tensor([[5.0, -2.0, 1.0], [FORBIDDEN, -2.0, -3.0], [FORBIDDEN] * 3])
+    assert best_value(logits).tolist() == [5.0, -2.0, 0.0]
+
+
+@pytest.mark.parametrize("core_size", [0, 3])
+def test_batches_hold_every_transition_once_a_pass_and_whole_unrolls_if_there_is_memory(core_size: int) -> None:
+    spec = make_spec()
+    parts = learner_parts(settings(passes=2, minibatches=2), TinyModel(spec, core_size), spec, batch_size=4)
+    parts.record()
+    unrolls = parts.store.take(4, timeout=0)
+    assert unrolls is not None
+    algorithm = PQN(parts.config.algorithm, Actions(spec), parts.learner.model)
+    batches: Iterator[Rows] = algorithm.batches(unrolls)
+    shapes = [tuple(batch.given["target"].shape) for batch in batches]
+    assert shapes == ([(3, 2)] * 4 if core_size else [(1, 6)] * 4)
+
+
+@pytest.mark.parametrize("model", [ModelConfig(layers=[8], layer_norm=True), ModelConfig(layers=[8], lstm=4)])
+def test_train_changes_all_weights_but_those_of_the_value_head(model: ModelConfig) -> None:
+    spec = make_spec((4,))
+    network = build_model(ModelConfig(**{**vars(model), "popart": False, "normalize": False}), spec, seed=1)
+    parts = learner_parts(settings(passes=2, minibatches=2), network, spec)
+    parts.record()
+    before = weights(network)
+    assert parts.update()
+    after = weights(network)
+    unchanged = {name for name in before if torch.equal(before[name], after[name])}
+    assert unchanged == {"value_head.weight", "value_head.bias"}
+    assert set(parts.metrics.algorithm) == {"loss", "q_loss", "mean_q", "max_target", "explained_variance"}
+    assert not same(before, after)
+
+
+def test_tensors_order_of_minibatches_continues_after_load() -> None:
+    unrolls = to_unrolls(chain_rows(60))
+    table = Table(torch.zeros(END + 1))
+    first, second = (make_pqn(table, passes=1, minibatches=3) for _ in range(2))
+    list(first.batches(unrolls))
+    second.load(first.tensors())
+    for ours, theirs in zip(first.batches(unrolls), second.batches(unrolls), strict=True):
+        assert torch.equal(ours.given["target"], theirs.given["target"])
+
+
+@pytest.mark.parametrize("action", [CategoricalSpec((3, 3), (2,)), ContinuousSpec((-1.0,), (1.0,), (1,))])
+def test_build_actions_other_than_one_choice_are_refused(action: Any) -> None:
+    spec = EnvSpec(make_spec().observation, action)
+    with pytest.raises(ConfigError, match="a single discrete choice"):
+        PQN(settings(), Actions(spec), TinyModel(spec))
+
+
+# Learning.
+
+
+class Catch:
+    """A run on Catch in one thread: actions, recording, training and publishing in turn."""
+
+    def __init__(self, model: ModelConfig, seed: int = 1) -> None:
+        self.envs, self.steps = envs, steps = 64, 15_000
+        self.pool = EnvPool(make_job(envs, env_id="Catch-v0", seed=seed), threads=1)
+        exploration = ExplorationConfig(temperature=0.0, epsilon=1.0, epsilon_end=0.05)
+        self.config = LearnerConfig(
+            model=model,
+            algorithm=settings(
+                discount=0.99, unroll_length=16, batch_size=envs, passes=4, minibatches=8, learning_rate=3e-3
+            ),
+            exploration=exploration,
+            actors=ActorsConfig(envs=envs, groups=1),
+            stop=StopConfig(env_steps=steps),
+        )
+        network = build_model(model, self.pool.spec, seed)
+        self.rig = Rig(
+            self.pool.spec,
+            network,
+            slots=envs,
+            capacity=2 * envs,
+            unroll_length=16,
+            seed=seed,
+            schedule=Schedule.of(exploration),
+        )
+        algorithm = PQN(self.config.algorithm, Actions(self.pool.spec), network)
+        self.learner = Learner(
+            self.config,
+            network,
+            algorithm,
+            LearningMetrics(),
+            env_steps=lambda: self.rig.metrics.env_steps,
+            prefer=self.rig.store.prefer,
+        )
+        assert core_size_of(network) == 2 * model.lstm
+
+    def run(self) -> float:
+        """Return the mean return of the last hundred episodes."""
+        session = self.rig.join(range(self.envs), planned_seats(self.config))
+        while self.rig.metrics.env_steps < self.steps:
+            self.rig.fraction = self.rig.metrics.env_steps / self.steps
+            self.rig.play(session, self.pool, steps=1)
+            unrolls = self.rig.store.take(self.envs, timeout=0)
+            if unrolls is not None:
+                self.learner.train(unrolls)
+                self.learner.publish(self.rig.policy)
+        mean = self.rig.metrics.return_mean_100
+        assert mean is not None
+        return mean
+
+
+@pytest.mark.parametrize("lstm", [0, 32])
+def test_train_catch_most_balls_are_caught_within_15k_steps(lstm: int) -> None:
+    """At random the ball is caught once in five times, a mean of -0.6."""
+    assert Catch(ModelConfig(layers=[64], layer_norm=True, popart=False, lstm=lstm)).run() > 0.5
