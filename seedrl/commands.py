@@ -313,8 +313,9 @@ def register_schemas() -> None:
     for name, command in COMMANDS.items():
         schema = OmegaConf.structured(command.schema)
         for section in (*(schema.get(group) for group in ("env", "model", "algorithm", "store")), schema):
-            if section is not None and "options" in section:
-                OmegaConf.set_struct(section.options, False)
+            for options in ("options", "callback_options"):
+                if section is not None and options in section:
+                    OmegaConf.set_struct(section[options], False)
         ConfigStore.instance().store(name=f"{name}_schema", node=schema)
 
 

@@ -208,6 +208,8 @@ class LearnerConfig:
     run_dir: str = key("", "run directory; an existing one is resumed; empty for runs/<env>/<time>")
     max_restarts: int = key(5, "restarts of a crashed learner within ten minutes before `seedrl run` gives up")
     init_from: str = key("", "run or checkpoint directory to load the initial weights from")
+    callbacks: list[str] = key([], "your.module:Class of code that follows the run; see docs/algorithms.md")
+    callback_options: dict[str, Any] = key({}, "keyword arguments of these classes, by name, e.g. {Class: {key: 1}}")
     device: Device = key(Device.auto, "auto | cpu | cuda")
     threads: int = key(0, "torch threads for inference, and the same number for training; 0 for half the cores each")
     display: Display = key(Display.auto, "auto | live | plain | none")

@@ -294,6 +294,10 @@ class LearningMetrics:
     checkpoint_seconds: Histogram = histogram(SECONDS, "Time to write a checkpoint")
     checkpoints_failed: int = counter("Checkpoints that could not be written")
     checkpoints_damaged: int = counter("Checkpoints found damaged when the run was resumed; an earlier one was used")
+    callback_events_dropped: int = counter(
+        "Events that callbacks never saw, because too many waited or the run ended"
+    )  # these two are written by threads that have events, under a lock, and by the thread of callbacks
+    callback_failures: int = counter("Calls of callbacks that raised an exception")
     checkpoint_timestamp_seconds: float = gauge(
         "Unix time at which the newest checkpoint was written; 0 before the first one"
     )
@@ -310,7 +314,7 @@ class LearnerState:
 
     build_info: dict[str, str] = info("Versions: seedrl, python, torch, grpcio")
     run_info: dict[str, str] = info(
-        "The run: env, model, device and run directory; and the role, rank and node of the process"
+        "The run: env, model, algorithm, device and run directory; and the role, rank and node of the process"
     )
     ready: float = gauge("1 while actors are served")
     open: float = gauge(

@@ -52,3 +52,4 @@ class Status:
     rank: int = 0
     ranks: int = 1  # that train together
     node: str = ""  # the machine
+    algorithm: str = ""  # in a few words; empty if nothing is trained

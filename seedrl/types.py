@@ -41,6 +41,7 @@ class ModelInput(NamedTuple):
 class ModelOutput(NamedTuple):
     logits: Tensor  # [T+1, B, P]  parameters of the distribution of actions; see seedrl/actions.py
     value: Tensor  # [T+1, B]
+    aux: dict[str, Tensor] | None = None  # [T+1, B] or [] each  further losses; see seedrl/algorithms/auxiliary.py
 
 
 class Ticket(NamedTuple):

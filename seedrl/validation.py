@@ -73,6 +73,10 @@ def _check_run(config: LearnerConfig) -> None:
     require(config.max_restarts >= 0, f"max_restarts={config.max_restarts} must not be negative")
     require(config.seed >= 0, f"seed={config.seed} must not be negative")
     require(config.threads >= 0, f"threads={config.threads} must not be negative")
+    classes = [path.partition(":")[2] for path in config.callbacks]
+    for name, options in config.callback_options.items():
+        require(name in classes, f"callback_options has {name}, which is no class of callbacks={config.callbacks}")
+        require(isinstance(options, dict), f"callback_options.{name}={options} must be {{key: value}}")
     require(not config.socket or is_socket(config.socket), f"socket={config.socket} must be unix:PATH")
 
 

@@ -87,7 +87,7 @@ def record(
             action=output.logits[0].argmax(dim=-1).numpy(),
             policy_version=np.array(policy_version),
         )
-        store.columns.write_rows(place, known, ModelOutput(*(tensor[0] for tensor in output)))
+        store.columns.write_rows(place, known, ModelOutput(output.logits[0], output.value[0]))
     store.commit(entry)
 
 

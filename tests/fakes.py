@@ -132,6 +132,25 @@ class TinyModel(nn.Module):
         return ModelOutput(heads[..., :-1], heads[..., -1]), core_state
 
 
+class AuxModel(TinyModel):
+    """Also learns to predict the reward of each row, and reports how large its weights are."""
+
+    def __init__(self, spec: EnvSpec, core_size: int = 0) -> None:
+        super().__init__(spec, core_size)
+        self.reward = nn.Linear(int(np.prod(spec.observation.shape)), 1)
+
+    def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+        output, core_state = super().forward(inputs, core_state)
+        if not torch.is_grad_enabled():
+            return output, core_state
+        error = (self.predicted(inputs) - inputs.reward).square()
+        return output._replace(aux={"reward": 0.5 * error, "size": self.reward.weight.square().sum()}), core_state
+
+    def predicted(self, inputs: ModelInput) -> Tensor:
+        predicted: Tensor = self.reward(inputs.observation.flatten(2).float()).squeeze(-1)
+        return predicted
+
+
 class PacedModel(TinyModel):
     """Takes so many seconds for an update."""
 

@@ -26,7 +26,7 @@ from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Out
 from seedrl.run.identity import identity
 from seedrl.specs import EnvSpec
 from tests.builders import LearnerParts, learner_parts, one_step, record, weights
-from tests.fakes import TinyModel, make_spec
+from tests.fakes import AuxModel, TinyModel, make_spec
 from tests.integration.waiting import DEADLINE
 
 WORLD = 2
@@ -73,10 +73,11 @@ CASES = {
     "rmsprop": Case(ModelConfig(**SMALL), algorithm={"optimizer": Optimizer.rmsprop}),
     "passes": Case(ModelConfig(**SMALL), algorithm={"passes": 2}),
     "unused": Case(Hoarder),
+    "aux": Case(AuxModel),
     "poisoned": Case(ModelConfig(**SMALL), poisoned=(1, 3)),
     "idle": Case(ModelConfig(normalize=True, popart=True, lstm=6, **SMALL), is_last_idle=True),
     "idle_local": Case(ModelConfig(normalize=True, popart=True, **SMALL), is_last_idle=True, sync_every=2),
-    "local": Case(ModelConfig(normalize=True, **SMALL), sync_every=UPDATES - 1),
+    "local": Case(ModelConfig(normalize=True, popart=False, **SMALL), sync_every=UPDATES - 1),
     "local_popart": Case(ModelConfig(popart=True, **SMALL), sync_every=UPDATES, algorithm={"reward_scale": 30.0}),
 }
 
@@ -152,7 +153,7 @@ def train_apart(case: Case, ranks: Ranks) -> None:
         parts.learner.model,
         build_algorithm(parts.config.algorithm, Actions(case.spec), parts.learner.model),
         parts.metrics,
-        env_steps=lambda: 100 * (parts.metrics.updates // 2),
+        env_steps=lambda: 100 * parts.metrics.updates,
         prefer=lambda ticket, priority: None,
     )
     mirrored, inbox = MirroredLearner(ranks, learner, parts.metrics), Inbox(ranks, case.spec, torch.device("cpu"))

@@ -69,6 +69,14 @@ def test_card_counts_the_parameters_of_the_model(tmp_path: Path) -> None:
     assert f"| parameters | {4 * 8 + 8 + 8 * 2 + 2 + 8 + 1} |" in card_of(run_dir)
 
 
+def test_card_names_the_algorithm_as_the_newest_checkpoint_has_it(tmp_path: Path) -> None:
+    run_dir = leave_trained(tmp_path / "run")  # written before checkpoints held it
+    assert "| algorithm | ppo |" in card_of(run_dir)
+    resolved = {"name": "ppo", "passes": 10, "minibatches": 1, "on_policy": True}
+    leave_trained(run_dir, steps=200, algorithm=resolved)
+    assert "| algorithm | ppo (10 passes × 1 minibatch, on policy) |" in card_of(run_dir)
+
+
 def test_card_begins_with_what_the_hub_reads(tmp_path: Path) -> None:
     _, front, _ = card_of(leave_run(tmp_path / "run", SUMMARY)).split("---\n", 2)
     found = yaml.safe_load(front)

@@ -155,6 +155,7 @@ def test_status_roundtrip_keeps_everything(goal: float | None) -> None:
         verdict=Verdict("env", "because", "do this"),
         trouble={"rows dropped: session_ended": 2},
         actors=[actor, actor],
+        algorithm="ppo (4 passes × 8 minibatches)",
     )
     assert parse_status(serialize_status(status)) == status
 

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from seedrl import __version__
+from seedrl.algorithms.build import BUILT_IN
 from seedrl.commands import COMMANDS, main, settings_of
 from tests.integration.processes import Commands
 
@@ -40,6 +41,14 @@ def test_help_of_a_command_shows_every_key_with_meaning_and_default(
         (line,) = [line for line in shown if line.split()[:1] == [key]]
         assert meaning in line
         assert line.endswith(f"[{default}]")
+
+
+def test_help_lists_the_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "--help"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("algorithm.name ")]
+    listed = line.split(maxsplit=1)[1]
+    for name in (*BUILT_IN, "your.module:Class"):
+        assert f"{name} " in listed
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])

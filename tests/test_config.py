@@ -42,7 +42,7 @@ def test_settings_that_would_deadlock_are_refused_by_name(changes: dict[str, Any
 
 
 def test_settings_at_the_edge_of_what_works_are_accepted() -> None:
-    check(settings(store__capacity=16, actors__envs=1024, serving__min_rows=256))
+    check(settings(store__capacity=32, actors__envs=1024, serving__min_rows=256))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from seedrl.trained.check import TOLERANCE, random_inputs
 from seedrl.trained.export import FORMATS, METADATA, METADATA_KEY, export, read_onnx, run_export
 from seedrl.trained.load import Trained, load_trained
 from seedrl.types import ModelInput, ModelOutput
-from tests.fakes import make_spec
+from tests.fakes import AuxModel, make_spec
 from tests.test_contracts import ROOT
 from tests.trained_runs import CARTPOLE, leave_trained, make_trained
 
@@ -216,6 +216,14 @@ def test_export_that_does_not_choose_the_most_likely_action_fails(
     monkeypatch.setitem(FORMATS, Format.torch, type(honest)(honest.suffix, honest.write, read))
     with pytest.raises(SeedrlError, match="action of the exported policy is not the most likely one"):
         export(trained, Format.torch, tmp_path / "policy.pt2")
+
+
+@pytest.mark.parametrize("kind", list(Format))
+def test_export_leaves_auxiliary_losses_out(kind: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model computes them only while gradients are enabled, which they never are here."""
+    trained = make_trained(tmp_path / "run", model=ModelConfig(name="tests.fakes:AuxModel"))
+    monkeypatch.setattr(AuxModel, "predicted", None)  # it would be called if they were computed
+    export(trained, kind, tmp_path / f"policy{FORMATS[kind].suffix}")
 
 
 class Branching(nn.Module):

@@ -100,7 +100,7 @@ def replay_rows(unrolls: Unrolls, models: dict[int, nn.Module]) -> ModelOutput:
         row = ModelInput(*(column[t : t + 1] for column in unrolls.inputs))
         output, core_state = model(row, core_state)
         outputs.append(output)
-    return ModelOutput(*(torch.cat(rows) for rows in zip(*outputs, strict=True)))
+    return ModelOutput(torch.cat([each.logits for each in outputs]), torch.cat([each.value for each in outputs]))
 
 
 @torch.no_grad()

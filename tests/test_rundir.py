@@ -1,6 +1,7 @@
 """Run directories: made, taken up again, refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -238,3 +239,17 @@ def test_run_directory_metrics_that_are_not_finite_are_null(tmp_path: Path) -> N
     run = prepared(config_for(tmp_path))
     run.append_metrics({"loss": float("nan"), "steps": 3})
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"loss": None, "steps": 3}
+
+
+def test_run_directory_of_another_algorithm_is_refused_by_its_name_alone(tmp_path: Path) -> None:
+    """Its other settings differ as well, for they follow from it; they are not listed."""
+    prepared(config_for(tmp_path))
+    changed = config_for(tmp_path)
+    changed.algorithm.name = "vtrace"
+    changed.algorithm.learning_rate = 0.5
+    words = (
+        f"{tmp_path} is trained with ppo, and algorithm.name=vtrace cannot resume it; give algorithm.name=ppo, "
+        f"or another run_dir, which init_from={tmp_path} starts with the weights of this one"
+    )
+    with pytest.raises(RunDirectoryError, match=f"^{re.escape(words)}$"):
+        prepared(changed)

@@ -33,7 +33,7 @@ class Run:
     def fresh(cls, seed: int = 0, optimizer: Optimizer = Optimizer.adam, spec: EnvSpec | None = None) -> "Run":
         parts = learner_parts(one_step(optimizer=optimizer), spec=spec, seed=seed)
         generator = torch.Generator().manual_seed(seed)
-        return cls(parts, Resumable(parts.learner, generator, parts.spec))
+        return cls(parts, Resumable(parts.learner, generator, parts.spec, parts.config.algorithm))
 
     def resume(self, path: Path) -> float:
         """As a learner process does; the seconds the run had taken."""
@@ -231,3 +231,29 @@ def test_spaces_in_another_form_are_refused_in_words() -> None:
     old = {"observation": [{"shape": [4], "dtype": "float32"}], "action": [{"choices": [2]}]}
     with pytest.raises(RunDirectoryError, match="holds its spaces in a form that this version of seedrl does not read"):
         spec_of(Checkpoint({}, {"spec": old}))
+
+
+def test_resumable_holds_the_algorithm_as_it_was_resolved() -> None:
+    run = Run.fresh()
+    taken = run.resumable.take(seconds=1.0, counts=counts_of(run.serving, run.parts.metrics))
+    assert json.loads(json.dumps(taken.state))["algorithm"] == {
+        "name": "vtrace",
+        "passes": 1,
+        "minibatches": 1,
+        "on_policy": False,
+    }
+
+
+def test_resumable_of_another_algorithm_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
+    """Also without a config.yaml; its weights alone can be loaded, as init_from does."""
+    path = Run.fresh(seed=3).save(tmp_path)
+    other = Run.fresh()
+    other.resumable.algorithm.name = "ppo"
+    before = other.weights
+    with pytest.raises(
+        RunDirectoryError, match=r"the run is trained with vtrace, and algorithm\.name=ppo cannot resume"
+    ):
+        other.resume(path)
+    assert same(other.weights, before)
+    load_weights(other.parts.learner.model, initial_weights(str(tmp_path), warn=print))
+    assert not same(other.weights, before)

@@ -177,10 +177,11 @@ def random_unrolls(length: int = 5, batch: int = 4, actions: int = 3, seed: int 
     )
 
 
-def random_output(unrolls: Unrolls, seed: int = 1) -> ModelOutput:
+def random_output(unrolls: Unrolls, seed: int = 1, requires_grad: bool = False) -> ModelOutput:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(unrolls.behavior_logits.shape, generator=generator, dtype=torch.float64)
-    return ModelOutput(logits, torch.randn(unrolls.action.shape, generator=generator, dtype=torch.float64))
+    value = torch.randn(unrolls.action.shape, generator=generator, dtype=torch.float64)
+    return ModelOutput(logits.requires_grad_(requires_grad), value.requires_grad_(requires_grad))
 
 
 def disturbed(unrolls: Unrolls, output: ModelOutput, rows: Tensor) -> tuple[Unrolls, ModelOutput]:
@@ -261,7 +262,7 @@ def test_vtrace_loss_value_of_terminated_row_does_not_matter_of_truncated_row_do
 def test_vtrace_loss_no_valid_transition_is_zero_with_zero_gradients() -> None:
     unrolls = random_unrolls()
     unrolls = unrolls._replace(terminated=torch.ones_like(unrolls.terminated))
-    output = ModelOutput(*(tensor.requires_grad_() for tensor in random_output(unrolls)))
+    output = random_output(unrolls, requires_grad=True)
     parts = vtrace_loss(unrolls, output, CONFIG, entropy_cost=0.1)
     parts.total.backward()
     assert parts.total == 0
@@ -276,7 +277,7 @@ def test_vtrace_loss_is_a_mean_over_valid_transitions() -> None:
     output = random_output(unrolls)
     only_first = unrolls._replace(terminated=unrolls.terminated | torch.tensor([False, True]))
     first = unrolls.tree_map(lambda tensor: tensor[:, :1] if tensor.dim() > 1 else tensor[:1])
-    one = vtrace_loss(first, ModelOutput(*(tensor[:, :1] for tensor in output)), CONFIG, entropy_cost=0.1)
+    one = vtrace_loss(first, ModelOutput(output.logits[:, :1], output.value[:, :1]), CONFIG, entropy_cost=0.1)
     two = vtrace_loss(only_first, output, CONFIG, entropy_cost=0.1)
     torch.testing.assert_close((two.total, two.report), (one.total, one.report))
 
@@ -301,9 +302,9 @@ def test_vtrace_loss_gradients_equal_finite_differences() -> None:
     config = one_step(discount=0.9, value_cost=0.7, trace_lambda=0.8)
     config.vtrace = VTraceConfig(rho_bar=1.2, c_bar=0.9, pg_rho_bar=1.4)
     unrolls = random_unrolls(length=3, batch=2)
-    output = ModelOutput(*(tensor.requires_grad_() for tensor in random_output(unrolls)))
+    output = random_output(unrolls, requires_grad=True)
     vtrace_loss(unrolls, output, config, entropy_cost=0.1).total.backward()
-    logits, value = (tensor.detach().numpy().copy() for tensor in output)
+    logits, value = (tensor.detach().numpy().copy() for tensor in (output.logits, output.value))
 
     def chosen(logits: Tensor) -> Tensor:
         return logits.log_softmax(-1)[:-1].gather(-1, unrolls.action[:-1].unsqueeze(-1)).squeeze(-1)

@@ -32,6 +32,7 @@ def leave_trained(
     seed: int = 1,
     steps: int = 100,
     score: float | None = None,
+    algorithm: dict[str, Any] | None = None,
 ) -> Path:
     """A run directory as a learner leaves it, with one checkpoint more if it is there; its running means are noise."""
     config = LearnerConfig(env=env or EnvConfig(), model=model or ModelConfig(layers=[8]), run_dir=str(run_dir))
@@ -42,6 +43,7 @@ def leave_trained(
         "spec": encoded_spec(spec),
         "serving": {"env_steps": steps},
         "score": score,
+        **({"algorithm": algorithm} if algorithm else {}),
     }
     tensors = files.with_prefix("model", dict(network.state_dict()))
     save_checkpoint(run_dir / "checkpoints", steps, Checkpoint(tensors, state), keep=10)

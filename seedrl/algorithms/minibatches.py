@@ -15,7 +15,7 @@ from seedrl.types import ModelInput, Unrolls
 
 
 class Rows(NamedTuple):
-    """What gradient steps are taken on: [T, N] with a column per unroll, or [1, N] with a column per transition."""
+    """The rows of gradient steps: [T, N] with a column per unroll, or [1, N] with a column per transition."""
 
     inputs: ModelInput
     core_state: Tensor  # [N, S]

@@ -22,6 +22,7 @@ class Effort(NamedTuple):
 
 ONE_STEP = Effort(1, 1)
 ON_VECTORS = {"ppo": Effort(10, 32), "vtrace": Effort(1, 4), "pqn": Effort(2, 16)}
+ON_UNROLLS = {"ppo": Effort(10, 8), "vtrace": Effort(1, 4), "pqn": Effort(2, 8)}  # rows of an unroll are alike
 ON_IMAGES = {"ppo": Effort(2, 8), "vtrace": Effort(1, 4), "pqn": Effort(2, 8)}  # a step costs a thousand times as much
 LARGE = 32  # pixels; smaller images are no more work than vectors
 ENTROPY_COST = 0.01  # of choices; the deviation of a Gaussian shrinks slowly enough by itself
@@ -31,7 +32,9 @@ def resolve(config: LearnerConfig, spec: EnvSpec) -> LearnerConfig:
     """Return the settings with nothing left open."""
     algorithm = config.algorithm
     is_large = any(is_image(leaf, LARGE) for leaf in leaves(spec.observation))
-    effort = (ON_IMAGES if is_large else ON_VECTORS).get(algorithm.name, ONE_STEP)
+    has_memory = bool(config.model.lstm or config.model.gru)
+    efforts = ON_IMAGES if is_large else ON_UNROLLS if has_memory else ON_VECTORS
+    effort = efforts.get(algorithm.name, ONE_STEP)
     has_choices = any(isinstance(leaf, CategoricalSpec) for leaf in spec.actions)
     entropy_cost = ENTROPY_COST if has_choices else 0.0
     waits = algorithm.name == "ppo" and not is_large and can_be_on_policy(config)

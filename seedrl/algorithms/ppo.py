@@ -19,7 +19,7 @@ from seedrl.algorithms.actor_critic import ValueScale, explained_variance, norma
 from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.minibatches import Minibatches, Rows
 from seedrl.algorithms.settings import AlgorithmConfig, Targets
-from seedrl.algorithms.transitions import Transitions, entropy_cost_at, linear, mean_weight, transitions
+from seedrl.algorithms.transitions import Transitions, entropy_cost_at, linear, transitions
 from seedrl.algorithms.vtrace import vtrace
 from seedrl.types import Unrolls
 
@@ -35,6 +35,7 @@ class PPO:
         self._model = model
         self._scale = ValueScale(model)
         self._minibatches = Minibatches(config.passes, config.minibatches)
+        self._about_targets: dict[str, Tensor] = {}  # of this train batch, for reports
         self._has_moved_far = False  # the policy, in this train batch
 
     def valid(self, batch: Rows) -> Tensor:
@@ -65,18 +66,21 @@ class PPO:
             trace_lambda=config.trace_lambda,
         )
         self._scale.note(target, step.weight_t)
+        self._about_targets = {
+            "clipped_rho": (step.weight_t * (log_rho_t.exp() > config.vtrace.rho_bar).float()).sum(),
+            "explained_variance": explained_variance(value[:-1], target, step.weight_t),
+        }
         advantage = target - value[:-1]
         if config.normalize_advantage:
             advantage = normalized(advantage, step.weight_t)
         return {
             "action": step.action_t,
             "valid": step.valid_t,
-            "importance": unrolls.weight.expand_as(log_prob),
+            "weight": step.valid_t * unrolls.weight,
             "target": target,
             "advantage": advantage,
             "value": value[:-1],
             "log_prob": log_prob,
-            "log_rho": log_rho_t,
         }
 
     def _proximal(self, unrolls: Unrolls, step: Transitions) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,7 +95,7 @@ class PPO:
     def loss(self, batch: Rows, forward: Forward, fraction: float) -> Loss:
         config, given = self._config, batch.given
         output, _ = forward(batch.inputs, batch.core_state)
-        weight = mean_weight(given["valid"], given["importance"])
+        weight = given["weight"] / given["valid"].sum().clamp(min=1)
         log_ratio = self._actions.log_prob(output.logits, given["action"]) - given["log_prob"]
         ratio = log_ratio.exp()
         clip = linear(config.ppo.clip, config.ppo.clip_end, fraction)
@@ -109,8 +113,7 @@ class PPO:
                 "entropy_cost": torch.full_like(entropy, entropy_cost),
                 "kl": (weight * (ratio - 1 - log_ratio)).sum(),  # proximal ‖ new; this estimate is never negative
                 "clipped_ratio": (weight * ((ratio - 1).abs() > clip).float()).sum(),
-                "clipped_rho": (weight * (given["log_rho"].exp() > config.vtrace.rho_bar).float()).sum(),
-                "explained_variance": explained_variance(given["value"], given["target"], weight),
+                **self._about_targets,
                 **self._scale.report(),
             }
         return Loss(total, {name: value.detach() for name, value in report.items()})

@@ -18,7 +18,7 @@ from seedrl.algorithms.actor_critic import explained_variance
 from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.minibatches import Minibatches, Rows
 from seedrl.algorithms.settings import AlgorithmConfig
-from seedrl.algorithms.transitions import mean_weight, transitions
+from seedrl.algorithms.transitions import transitions
 from seedrl.errors import ConfigError
 from seedrl.types import Unrolls
 
@@ -59,7 +59,7 @@ class PQN:
         return {
             "action": step.action_t,
             "valid": step.valid_t,
-            "importance": unrolls.weight.expand_as(target),
+            "weight": step.valid_t * unrolls.weight,
             "target": target,
             "q": value_of(output.logits[:-1], step.action_t),
         }
@@ -67,7 +67,7 @@ class PQN:
     def loss(self, batch: Rows, forward: Forward, fraction: float) -> Loss:
         given = batch.given
         output, _ = forward(batch.inputs, batch.core_state)
-        weight = mean_weight(given["valid"], given["importance"])
+        weight = given["weight"] / given["valid"].sum().clamp(min=1)
         q = value_of(output.logits, given["action"])
         q_loss = 0.5 * (weight * (given["target"] - q).square()).sum()
         with torch.no_grad():

@@ -78,3 +78,19 @@ class AlgorithmConfig:
     max_grad_norm: float = key(0.5, "scale gradients down to this norm; 0 for no clipping")
     vtrace: VTraceConfig = group(VTraceConfig)
     ppo: PPOConfig = group(PPOConfig)
+
+
+RESOLVED = ("name", "passes", "minibatches", "on_policy")  # what a checkpoint says of its algorithm
+
+
+def described(config: AlgorithmConfig) -> str:
+    """Return an algorithm in a few words; how a train batch is used is known only once it is resolved."""
+    details = []
+    if ":" not in config.name and config.passes and config.minibatches:  # one's own may do otherwise
+        details.append(f"{_counted(config.passes, 'pass', 'es')} × {_counted(config.minibatches, 'minibatch', 'es')}")
+    details += ["on policy"] if config.on_policy else []
+    return f"{config.name} ({', '.join(details)})" if details else config.name
+
+
+def _counted(number: int, word: str, ending: str) -> str:
+    return f"{number} {word}{ending if number != 1 else ''}"

@@ -36,13 +36,8 @@ def transitions(unrolls: Unrolls, config: AlgorithmConfig) -> Transitions:
         action_t=unrolls.action[:-1],
         reward_tp1=shaped_reward(unrolls.inputs.reward[1:], config),
         discount_tp1=config.discount * (~unrolls.terminated[1:]).float(),
-        weight_t=mean_weight(valid_t, unrolls.weight),
+        weight_t=valid_t.float() / valid_t.sum().clamp(min=1) * unrolls.weight,
     )
-
-
-def mean_weight(valid: Tensor, importance: Tensor) -> Tensor:
-    """Return the weight of each transition in a mean over the valid ones."""
-    return valid.float() / valid.sum().clamp(min=1) * importance
 
 
 def valid_transitions(unrolls: Unrolls, config: AlgorithmConfig) -> Tensor:

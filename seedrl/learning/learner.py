@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from seedrl.algorithms.auxiliary import whole_loss
 from seedrl.algorithms.base import Algorithm, Batch, Loss
 from seedrl.algorithms.transitions import linear
 from seedrl.config import LearnerConfig
@@ -90,7 +91,8 @@ class Learner:
         self._env_steps = env_steps
         self._prefer = prefer
         self._averager = averager or NoAverager(model)
-        self._optimizer = build_optimizer(config.algorithm, model.parameters())
+        self._parameters = list(model.parameters())
+        self._optimizer = build_optimizer(config.algorithm, self._parameters)
         self._stepped_at: float | None = None  # since the weights were last published
 
     def train(self, unrolls: Unrolls) -> None:
@@ -116,9 +118,10 @@ class Learner:
         self._finish_update(timer)
 
     def _finish_update(self, timer: Stopwatch) -> None:
-        """Include the statistics of the train batch: all of its gradient steps have seen inputs alike."""
+        """Include the statistics of the train batch, after all of its gradient steps have seen inputs alike."""
         apply_statistics(self.model)
         self._metrics.updates += 1
+        self._averager.sync(self._metrics.updates)
         timer.lap("optimize")
 
     def publish(self, policy: Publisher) -> None:
@@ -135,18 +138,17 @@ class Learner:
         fraction = self._env_steps() / self._config.stop.env_steps
         self._set_learning_rate(fraction)
         weigh = averager.weigh(lambda: algorithm.valid(batch))
-        loss = weigh(algorithm.loss(batch, averager.model, fraction))
+        loss = weigh(whole_loss(algorithm, batch, averager.model, fraction))
         timer.lap("forward")
         self._optimizer.zero_grad(set_to_none=True)
         averager.backward(loss.total)
-        grad_norm = clip_gradients(self.model.parameters(), self._config.algorithm.max_grad_norm)
+        grad_norm = clip_gradients(self._parameters, self._config.algorithm.max_grad_norm)
         loss, grad_norm = averager.agree(loss, grad_norm)
         timer.lap("backward")
         self._step_if_finite(loss, grad_norm)
 
         metrics.gradient_steps += 1
         self._stepped_at = time.monotonic()
-        averager.sync(metrics.gradient_steps)
         if metrics.gradient_steps % REPORT_EVERY == 1:
             self._report(loss, grad_norm)
         timer.lap("optimize")

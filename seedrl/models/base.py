@@ -22,7 +22,8 @@ class Model(Protocol):
     `spec` is the EnvSpec with frames already stacked. The recurrent state of one environment is a flat vector of
     `core_size` floats (0 for none); it starts as zeros, and the model zeroes it wherever `inputs.reset` is true. The
     `logits` are the parameters of the distribution of actions: `spec.policy_size` columns, see seedrl/actions.py.
-    Weights and buffers are registered as in any nn.Module.
+    Weights and buffers are registered as in any nn.Module. Auxiliary losses go into `ModelOutput.aux`, and cost nothing
+    in inference if they are computed only while `torch.is_grad_enabled()`.
     """
 
     core_size: int

@@ -18,6 +18,8 @@ NOT_COMPARED = (
         "seed",
         "run_dir",
         "init_from",
+        "callbacks",
+        "callback_options",
         "listen",
         "socket",
         "security",

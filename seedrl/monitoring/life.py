@@ -58,6 +58,7 @@ class Running(NamedTuple):
     store_bytes: int
     policy: Versioned
     batches: Beating
+    algorithm: str = ""  # in a few words
 
 
 @dataclass

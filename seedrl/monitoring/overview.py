@@ -83,7 +83,10 @@ def show(status: Status, top: int, console: Console) -> None:
 def _learner_lines(status: Status) -> list[str]:
     row = status.row
     who = Identity("learner", status.rank, status.ranks, node=status.node)
-    lines = [f"{who}  {status.env} on {status.device}, {status.state}, seedrl {status.version}; {status.run_dir}"]
+    lines = [
+        f"{who}  {status.env} on {status.device}, {status.state}, seedrl {status.version}; {status.run_dir}",
+        *([f"│  algorithm {status.algorithm}"] if status.algorithm else []),
+    ]
     if row:
         score = f"{row['return_mean_100']:.2f}" if "return_mean_100" in row else "–"
         if "eval_return_mean_100" in row:

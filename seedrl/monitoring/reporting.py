@@ -9,6 +9,7 @@ import time
 from importlib.metadata import version
 
 from seedrl import __version__
+from seedrl.algorithms.settings import described
 from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
 from seedrl.monitoring.life import Life, Watched
 from seedrl.monitoring.recorder import Recorder
@@ -47,6 +48,7 @@ class Reporter:
             rank=watched.identity.rank,
             ranks=watched.identity.world_size,
             node=watched.identity.node,
+            algorithm=self._life.running.algorithm if self._life.running else described(config.algorithm),
         )
 
     def refresh(self) -> None:
@@ -67,6 +69,7 @@ class Reporter:
         state.run_info = {
             "env": config.env.id,
             "model": config.model.name,
+            "algorithm": config.algorithm.name,
             "device": watched.device,
             "run_dir": str(watched.run_directory.path),
             **{name: str(value) for name, value in watched.identity._asdict().items()},
@@ -108,6 +111,8 @@ def trouble(serving: ServingMetrics, learning: LearningMetrics) -> dict[str, int
         "updates skipped: loss or gradient not finite": learning.skipped_updates,
         "checkpoints that could not be written": learning.checkpoints_failed,
         "checkpoints found damaged": learning.checkpoints_damaged,
+        "events that callbacks did not see": learning.callback_events_dropped,
+        "calls of callbacks that failed": learning.callback_failures,
         "sessions after environments had failed": serving.actors_env_failures,
         **{f"rows dropped: {reason}": count for reason, count in serving.rows_dropped.items()},
         **{f"unrolls dropped: {reason}": count for reason, count in serving.unrolls_dropped.items()},

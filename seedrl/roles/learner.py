@@ -3,6 +3,7 @@
 server      reads streams, runs batches, answers  serving/server.py, batch_loop.py, inference.py
 learner     trains, publishes, checkpoints        learning/loop.py, learner.py
 metrics     serves pages over HTTP                monitoring/endpoint.py
+callbacks   calls code of the user's own          run/callbacks.py; only if the settings name some
 main        shows progress, handles signals       here
 """
 
@@ -18,6 +19,7 @@ import torch
 from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
+from seedrl.algorithms.settings import described
 from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, choose_device, own_stream
 from seedrl.errors import Diverged, RankLost, RunDirectoryError, SeedrlError, ThreadDied
@@ -30,7 +32,9 @@ from seedrl.monitoring.monitor import Monitor
 from seedrl.policy import Policy
 from seedrl.roles.peers import Alone, Peers
 from seedrl.run.budget import budget_of, check_budget, check_store
+from seedrl.run.callbacks import Callbacks
 from seedrl.run.context import ContextFile, State
+from seedrl.run.events import Events
 from seedrl.run.identity import ALONE, Identity
 from seedrl.run.membership import Membership
 from seedrl.run.progress import ProgressDisplay, closing_words, console
@@ -50,6 +54,7 @@ from seedrl.validation import check
 from seedrl.wire.messages import Command
 
 LOOK_SECONDS = 0.5
+CALLBACK_SECONDS = 3.0  # for callbacks to finish the events that wait when the run ends
 STOP_SECONDS = 8.0  # for the threads to end: less than a supervisor waits
 
 
@@ -68,6 +73,8 @@ class LearnerProcess:
         self.display = ProgressDisplay(config, console(self._log()), identity)
         self.saver = Saver(config.checkpoint, self.run_directory.checkpoints, self.learning, say=self.display.say)
         self.checkpoint = self.peers.share_checkpoint(self.saver.load() if identity.is_first else None)
+        self.callbacks = Callbacks(config, self.run_directory.path, self.learning, say=self.display.say)
+        self.events = Events(self.callbacks, self.serving, self.learning)
         self.inference = InferenceService(
             config,
             self.serving,
@@ -77,6 +84,7 @@ class LearnerProcess:
             say=self.display.say,
             describe=lambda: self.monitor.status(),
             check_spec=partial(check_store, config, self.device),
+            on_member=self.events.member,
         )
         if self.checkpoint is not None:
             restore_counters(self.checkpoint.state, self.serving, self.learning, identity.rank)
@@ -145,6 +153,7 @@ class LearnerProcess:
 
     def _open(self) -> str:
         """Let actors and people find the learner from now on; return where."""
+        self.callbacks.start()
         address = self.inference.server.start()
         self.monitor.start(address)
         near = self.config.socket or address  # what people on this machine can reach without TLS
@@ -190,7 +199,9 @@ class LearnerProcess:
         assert self.training is not None
         self.clock.start()
         store = self.training.store
-        running = Running(store, store.columns.nbytes, self.training.policy, self.inference.batches)
+        running = Running(
+            store, store.columns.nbytes, self.training.policy, self.inference.batches, self.training.algorithm
+        )
         self.monitor.begin(running, self.clock.seconds_before)
         self.training.thread.start()
         self.inference.begin(on_ready=self._become_ready)
@@ -216,6 +227,7 @@ class LearnerProcess:
         over = self.stop.status == "done"
         command = Command.END if over else Command.DRAIN
         self.inference.server.stop(command, self.stop.reason)
+        self.callbacks.close(CALLBACK_SECONDS)
         self.display.close()
         counts = counts or counts_of(self.serving, self.learning)
         summary = summarize(self.config, self.stop, counts, self.clock.seconds)
@@ -275,7 +287,7 @@ class LearnerProcess:
         counts = self.peers.total(counts_of(self.serving, self.learning))
         if self.peers.identity.is_first:
             resumable = self.training.resumable
-            self.saver.save(lambda: resumable.take(self.clock.seconds, counts))
+            self.events.checkpoint(self.saver.save(lambda: resumable.take(self.clock.seconds, counts)))
         return counts
 
     def diverged(self, skipped: int) -> Diverged:
@@ -312,7 +324,9 @@ class Training:
         sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
         budget = budget_of(config, spec, model, sizes.core_size)
         check_budget(budget, device)
+        self.algorithm = described(config.algorithm)
         self._stop = process.stop
+        self._wake, self._events, self._rounds = inference.wake, process.events, process.rounds
         self._batch_size = config.algorithm.batch_size
         self.store = Store(spec, build_selector(config), sizes, device, on_free=inference.wake)
         self.policy = Policy(model, version=0)
@@ -326,7 +340,7 @@ class Training:
         )
         seed = process.peers.generator_seed(config.seed, process.run_directory.earlier_processes)
         generator = torch.Generator(device).manual_seed(seed)
-        self.resumable = Resumable(self.learner, generator, spec)
+        self.resumable = Resumable(self.learner, generator, spec, config.algorithm)
         self.loop = TrainingLoop(
             self.store,
             self.learner,
@@ -336,7 +350,7 @@ class Training:
             batch_size=config.algorithm.batch_size,
             save=process.save,
             diverged=process.diverged,
-            on_published=inference.wake,
+            on_published=self._on_published,
         )
         inference.build(
             self.policy,
@@ -345,15 +359,22 @@ class Training:
             core_size=sizes.core_size,
             generator=generator,
             device=device,
+            on_episodes=partial(process.events.episodes, is_evaluation=False),
+            on_evaluated=partial(process.events.episodes, is_evaluation=True),
             may_continue=self._is_in_step if config.lockstep or config.algorithm.on_policy else lambda: True,
             fraction=lambda: process.rounds.progress.env_steps / config.stop.env_steps,
         )
         self.thread = threading.Thread(target=process.run_learner_thread, name="learner", daemon=True)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         process.display.say(
-            f"learner: {spec}; {parameters:,} parameters on {device}; {budget} for {sizes.slots} slots "
-            f"and {sizes.capacity} finished unrolls"
+            f"learner: {self.algorithm} on {spec}; {parameters:,} parameters on {device}; "
+            f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"
         )
+
+    def _on_published(self) -> None:
+        """Runs in the learner thread, after every update."""
+        self._wake()
+        self._events.update(lambda: self._rounds.progress)
 
     def _is_in_step(self) -> bool:
         """Tell whether a step may follow: not while the learner could train or is training, nor after the last update.

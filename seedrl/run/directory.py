@@ -57,6 +57,7 @@ class RunDirectory:
             raise RunDirectoryError(f"{run.path} cannot be created: {error.strerror}; give another run_dir") from error
         before = run.settings()
         if before is not None:
+            run._refuse_another_algorithm(before, config.algorithm.name)
             differing = _differences(before, plain(config))
             if differing:
                 raise RunDirectoryError(
@@ -66,6 +67,12 @@ class RunDirectory:
         elif any(run.path.iterdir()) and not run._is_ours():
             raise RunDirectoryError(f"{run.path} is not empty and no run directory; give another run_dir")
         return run
+
+    def _refuse_another_algorithm(self, before: dict[str, Any], name: str) -> None:
+        """Name it alone: the other settings that differ follow from it."""
+        trained_with = (before.get("algorithm") or {}).get("name", name)
+        if trained_with != name:
+            raise RunDirectoryError(another_algorithm(str(self.path), trained_with, name))
 
     def claim(self, config: LearnerConfig) -> None:
         """Keep other learners out until `release` or the end of the process, and write the settings."""
@@ -122,6 +129,14 @@ class RunDirectory:
 
     def _is_ours(self) -> bool:
         return all(path.name in OURS or path.name.startswith(".") for path in self.path.iterdir())
+
+
+def another_algorithm(run: str, trained_with: str, name: str) -> str:
+    """Return why a run is not resumed with another algorithm."""
+    return (
+        f"{run} is trained with {trained_with}, and algorithm.name={name} cannot resume it; give "
+        f"algorithm.name={trained_with}, or another run_dir, which init_from={run} starts with the weights of this one"
+    )
 
 
 def _is_torn(file: BinaryIO) -> bool:

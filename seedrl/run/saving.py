@@ -58,24 +58,25 @@ class Saver:
     def is_due(self) -> bool:
         return self._clock() - self._saved > self._config.seconds
 
-    def save(self, take: Callable[[], Checkpoint]) -> None:
-        """Write a checkpoint. A failure is reported and counted; the one before stays, and training continues."""
+    def save(self, take: Callable[[], Checkpoint]) -> Path | None:
+        """Write a checkpoint; return where it is. A failure is reported and counted, and training continues."""
         self._saved = self._clock()
         timer, config = Stopwatch(self._learning.learner_seconds), self._config
         began = timer.last
         checkpoint = take()
         steps = checkpoint.state["serving"]["env_steps"]  # acting continues meanwhile: the name is of what it holds
         try:
-            save(self._directory, steps, checkpoint, config.keep, config.keep_best, config.milestones)
+            saved = save(self._directory, steps, checkpoint, config.keep, config.keep_best, config.milestones)
         except (OSError, RunDirectoryError) as error:
             self._learning.checkpoints_failed += 1
             self.failure = str(error)
             self._say(f"learner: no checkpoint could be written ({error}); the one before is intact")
-            return
+            return None
         self.failure = ""
         self._mark_newest()
         self._learning.checkpoint_timestamp_seconds = time.time()
         self._learning.checkpoint_seconds.observe(timer.lap("checkpoint") - began)
+        return saved
 
     def roll_back(self) -> str:
         """Make the last good checkpoint the newest; return a description of it.

@@ -6,15 +6,17 @@ Knows the parts of the learner, but not the files (checkpoint.py) or when they a
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
+from seedrl.algorithms.settings import RESOLVED, AlgorithmConfig
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint, Tensors
+from seedrl.run.directory import another_algorithm
 from seedrl.run.saving import best_of
 from seedrl.run.totals import Counts, score_of
 from seedrl.specs import EnvSpec, decoded_spec, encoded_spec
@@ -39,6 +41,7 @@ class Resumable:
     learner: Restorable
     generator: torch.Generator
     spec: EnvSpec
+    algorithm: AlgorithmConfig  # resolved
 
     def take(self, seconds: float, counts: Counts) -> Checkpoint:
         """Return a snapshot; `seconds` is how long the run has taken, `counts` what all ranks have counted."""
@@ -48,6 +51,7 @@ class Resumable:
         }
         state = {
             "spec": encoded_spec(self.spec),
+            "algorithm": {name: getattr(self.algorithm, name) for name in RESOLVED},
             "seconds": seconds,
             **counts,
             "score": score_of(counts),
@@ -60,11 +64,18 @@ class Resumable:
         The generator in a checkpoint is that of the first rank. The others have one each, seeded for every process.
         """
         state = checkpoint.state
+        self._expect_same_algorithm(state)
         load_weights(self.learner.model, checkpoint)
         self.learner.load(checkpoint.tensors)
         if is_first:
             self._restore_generator(checkpoint, say)
         return float(state["seconds"])
+
+    def _expect_same_algorithm(self, state: dict[str, Any]) -> None:
+        """Refuse what another algorithm has left; config.yaml may be gone."""
+        trained_with = state.get("algorithm", {}).get("name", self.algorithm.name)
+        if trained_with != self.algorithm.name:
+            raise RunDirectoryError(another_algorithm("the run", trained_with, self.algorithm.name))
 
     def _restore_generator(self, checkpoint: Checkpoint, say: Callable[[str], None]) -> None:
         """Restore the random numbers, or seed them again if the checkpoint is from another kind of device."""

@@ -51,10 +51,11 @@ class Inference:
         generator: torch.Generator,
         device: torch.device,
         answer: Callable[[list[Answer]], None],
+        on_episodes: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         fraction: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`on_evaluated` is called with the episodes that end in seats that are not trained on.
+        """`on_evaluated` is called with the episodes that end in seats that are not trained on, else `on_episodes`.
 
         `fraction` is how much of the run is over, for schedules of exploration.
         """
@@ -68,6 +69,7 @@ class Inference:
         self._noise = Noise(actions, generator)
         self._device = device
         self._answer = answer
+        self._on_episodes = on_episodes
         self._on_evaluated = on_evaluated
         self._fraction = fraction
         self._full = np.zeros(0, np.int64)  # slots whose unroll is complete and not handed over yet
@@ -192,7 +194,7 @@ class Inference:
     def _forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor, int]:
         with self._policy.read() as (model, version):
             output, core_state = model(inputs.tree_map(lambda tensor: tensor.unsqueeze(0)), core_state)
-        return ModelOutput(*(tensor.squeeze(0) for tensor in output)), core_state, version
+        return ModelOutput(output.logits.squeeze(0), output.value.squeeze(0)), core_state, version
 
     def _count(self, batch: HostBatch, reset: NDArray[np.bool_]) -> None:
         finished = self._slots.count_episodes(batch.slots, batch.reward, batch.flags)
@@ -210,6 +212,7 @@ class Inference:
             metrics.episode_return.observe_all(finished.returns)
             metrics.episode_length.observe_all(finished.lengths)
             metrics.episodes += len(finished.returns)
+            self._on_episodes(finished)
         metrics.env_steps += steps
         metrics.rows += rows
         metrics.batches += 1

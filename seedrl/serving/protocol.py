@@ -83,13 +83,16 @@ class SessionProtocol:
         batcher: Batcher[Request],
         metrics: ServingMetrics,
         say: Callable[[str], None],
+        on_member: Callable[[Session, bool], None] = lambda session, has_joined: None,
     ) -> None:
+        """`on_member` is called with true when an actor has joined, and with false when it has left."""
         self._config = config
         self._sessions = sessions
         self._balance = balance
         self._batcher = batcher
         self._metrics = metrics
         self._say = say
+        self._on_member = on_member
         self._log_refusal = RefusalLog(say)
         self._streams = 0
         self._goodbye: Control | None = None  # once the learner is about to end
@@ -231,6 +234,8 @@ class SessionProtocol:
             writer.cancel()
             del self.connections[session.id]
             self._end(session)
+            if session.has_joined:
+                self._on_member(session, False)
             if self._goodbye is None and session.has_joined:
                 self._say(f"learner: {session.name} {f'moved to {session.moved_to}' if session.moved_to else 'left'}")
 
@@ -244,6 +249,7 @@ class SessionProtocol:
         why = f"; before that, {failure}" if failure else ""
         self._say(f"learner: {session.name} joined with {len(session.lease.slots)} environments{why}")
         session.has_joined = True
+        self._on_member(session, True)
         session.traffic.heard = time.monotonic()
         watch = asyncio.create_task(self._watch(session), name=f"watch-{session.id}")
         try:

@@ -41,6 +41,7 @@ class InferenceService:
         say: Callable[[str], None],
         describe: Callable[[], Status],
         check_spec: Callable[[EnvSpec], None] = lambda spec: None,
+        on_member: Callable[[Session, bool], None] = lambda session, has_joined: None,
     ) -> None:
         """`plan` has the seat of each environment of an actor."""
         serving = config.serving
@@ -54,7 +55,7 @@ class InferenceService:
         )
         self.sessions = SessionTable(config, job_seed, plan, check_spec, on_leave=self._release)
         self.balance = Balance(self.sessions)
-        self.protocol = SessionProtocol(config, self.sessions, self.balance, self.batcher, metrics, say)
+        self.protocol = SessionProtocol(config, self.sessions, self.balance, self.batcher, metrics, say, on_member)
         self.server = Server(config, self.protocol, self.balance, metrics, on_failure, say, describe)
 
     def build(
@@ -67,6 +68,7 @@ class InferenceService:
         generator: torch.Generator,
         device: torch.device,
         may_continue: Callable[[], bool] = lambda: True,
+        on_episodes: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         fraction: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -82,6 +84,7 @@ class InferenceService:
             generator=generator,
             device=device,
             answer=self.protocol.answer,
+            on_episodes=on_episodes,
             on_evaluated=on_evaluated,
             fraction=fraction,
         )

@@ -7,12 +7,14 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from safetensors import safe_open
 
+from seedrl.algorithms.settings import described
 from seedrl.config import CardConfig, LearnerConfig
 from seedrl.monitoring.curves import NOT_COMPARED, as_typed, flat, is_below
 from seedrl.monitoring.plots import CURVE
@@ -125,11 +127,14 @@ def _policy(config: LearnerConfig, newest: Path | None) -> Iterator[str]:
         ("network", f"`{model.name}`"),
         ("memory", memory),
     ]
+    algorithm = config.algorithm
     if newest is not None:
         state = _json(newest / files.STATE)
+        algorithm = replace(algorithm, **state.get("algorithm", {}))
         rows += list(_spaces(spec_of(Checkpoint({}, state)))) if "spec" in state else []
         rows.append(("parameters", f"{_parameters(newest):,}"))
         rows.append(("checkpoint", f"`{newest.relative_to(newest.parents[1])}`"))
+    rows.insert(2, ("algorithm", described(algorithm)))
     yield from _table(("what", "value"), rows)
 
 
@@ -140,9 +145,10 @@ def _spaces(spec: EnvSpec) -> Iterator[tuple[str, str]]:
 
 
 def _parameters(checkpoint: Path) -> int:
-    """Count the values of the model from the header of the file, without reading them."""
+    """Count the weights of the model from the header of the file, without reading them or running statistics."""
     with safe_open(checkpoint / files.TENSORS, framework="np") as tensors:
-        sizes = [tensors.get_slice(name).get_shape() for name in tensors.keys() if name.startswith("model/")]  # noqa: SIM118
+        names = [name for name in tensors.keys() if name.startswith("model/") and ".moments." not in name]  # noqa: SIM118
+        sizes = [tensors.get_slice(name).get_shape() for name in names]
     count = 0
     for size in sizes:
         product = 1

@@ -75,7 +75,8 @@ def _torch_silent() -> Iterator[None]:
 
 def _write(file: "File", trained: Trained, path: Path) -> None:
     try:
-        file.write(trained.policy, json.dumps(metadata(trained)), path)
+        with torch.no_grad():  # else it would gather statistics and auxiliary losses
+            file.write(trained.policy, json.dumps(metadata(trained)), path)
     except (OSError, SeedrlError):
         raise
     except Exception as error:  # torch may raise anything for a user's own model

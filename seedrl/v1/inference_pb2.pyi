@@ -218,7 +218,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("state", "version", "env_id", "device", "run_dir", "metrics_address", "goal_env_steps", "goal_return", "row", "verdict", "trouble", "actors", "address", "rank", "ranks", "node")
+    __slots__ = ("state", "version", "env_id", "device", "run_dir", "metrics_address", "goal_env_steps", "goal_return", "row", "verdict", "trouble", "actors", "address", "rank", "ranks", "node", "algorithm")
     class RowEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,7 @@ class StatusResponse(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     state: str
     version: str
     env_id: str
@@ -265,7 +266,8 @@ class StatusResponse(_message.Message):
     rank: int
     ranks: int
     node: str
-    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., env_id: _Optional[str] = ..., device: _Optional[str] = ..., run_dir: _Optional[str] = ..., metrics_address: _Optional[str] = ..., goal_env_steps: _Optional[int] = ..., goal_return: _Optional[float] = ..., row: _Optional[_Mapping[str, float]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., trouble: _Optional[_Mapping[str, int]] = ..., actors: _Optional[_Iterable[_Union[ActorStatus, _Mapping]]] = ..., address: _Optional[str] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
+    algorithm: str
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., env_id: _Optional[str] = ..., device: _Optional[str] = ..., run_dir: _Optional[str] = ..., metrics_address: _Optional[str] = ..., goal_env_steps: _Optional[int] = ..., goal_return: _Optional[float] = ..., row: _Optional[_Mapping[str, float]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., trouble: _Optional[_Mapping[str, int]] = ..., actors: _Optional[_Iterable[_Union[ActorStatus, _Mapping]]] = ..., address: _Optional[str] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., node: _Optional[str] = ..., algorithm: _Optional[str] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("bottleneck", "evidence", "change")

@@ -24,6 +24,7 @@ def serialize_status(status: Status) -> bytes:
         rank=status.rank,
         ranks=status.ranks,
         node=status.node,
+        algorithm=status.algorithm,
     )
     return message.SerializeToString()
 
@@ -50,4 +51,5 @@ def parse_status(data: bytes) -> Status:
         rank=status.rank,
         ranks=status.ranks,
         node=status.node,
+        algorithm=status.algorithm,
     )

@@ -235,6 +235,7 @@ def test_status_without_arguments_finds_the_newest_run(run: tuple[Commands, Proc
     code, out, err = commands.run("status")
     assert code == 0, err
     assert f"learner  CartPole-v1 on cpu, running, seedrl 0.1.0; {directory}" in out
+    assert "│  algorithm ppo (" in out
     assert "steps/s" in out
     assert "bottleneck" in out
     assert "actor-0" in out

@@ -1,0 +1,32 @@
+"""Which algorithm trains a run: status shows it, and another one can take its weights but not resume it."""
+
+from pathlib import Path
+
+import pytest
+
+from seedrl.errors import RunDirectoryError
+from tests.integration.conftest import StartActor, StartLearner
+from tests.integration.support import eventually
+
+
+def test_run_is_resumed_by_its_own_algorithm_only_and_others_may_start_from_its_weights(
+    start_learner: StartLearner, start_actor: StartActor, tmp_path: Path
+) -> None:
+    settings = {"algorithm__name": "ppo", "algorithm__passes": 2, "algorithm__minibatches": 0}
+    learner = start_learner(**settings)
+    start_actor(learner.address)
+    eventually(lambda: learner.service.learning.updates >= 2)
+    assert learner.service.monitor.status().algorithm == "ppo (2 passes × 32 minibatches)"
+    learner.stop()
+
+    with pytest.raises(RunDirectoryError, match=r"is trained with ppo, and algorithm\.name=vtrace cannot resume it"):
+        start_learner()
+    other = start_learner(run_dir=str(tmp_path / "other"), init_from=str(tmp_path / "run"))
+    start_actor(other.address)
+    eventually(lambda: other.service.learning.updates >= 2)
+    assert other.service.monitor.status().algorithm == "vtrace (1 pass × 1 minibatch)"
+    other.stop()
+
+    resumed = start_learner(**settings)
+    eventually(lambda: resumed.service.training is not None)
+    assert resumed.service.learning.updates >= 2
