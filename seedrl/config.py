@@ -94,7 +94,7 @@ class ServingConfig:
 
 @dataclass
 class ExplorationConfig:
-    """How the environments that are trained on explore. Evaluation is greedy whatever is set here."""
+    """Exploration of the environments that are trained on. Evaluation is greedy whatever is set here."""
 
     temperature: float = key(
         1.0, "divides logits and multiplies standard deviations; 0 takes the best choice, so that only epsilon explores"
