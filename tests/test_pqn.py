@@ -9,24 +9,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from envs_server.pool import EnvPool
 from seedrl.actions import Actions
 from seedrl.algorithms.minibatches import Rows
 from seedrl.algorithms.pqn import PQN, best_value, q_lambda
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.algorithms.transitions import transitions
-from seedrl.config import ActorsConfig, ExplorationConfig, LearnerConfig, ModelConfig, StopConfig
+from seedrl.config import ModelConfig
 from seedrl.errors import ConfigError
-from seedrl.learning.learner import Learner
-from seedrl.metrics import LearningMetrics
-from seedrl.models.base import FORBIDDEN, core_size_of
+from seedrl.models.base import FORBIDDEN
 from seedrl.models.build import build_model
-from seedrl.serving.seats import Schedule, planned_seats
 from seedrl.specs import CategoricalSpec, ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from tests.builders import learner_parts, one_step, same, weights
-from tests.fakes import TinyModel, make_job, make_spec
-from tests.rig import Rig
+from tests.fakes import TinyModel, make_spec
 from tests.test_vtrace_loss import (
     DISCOUNT,
     END,
@@ -280,64 +275,3 @@ def test_build_actions_other_than_one_choice_are_refused(action: Any) -> None:
     spec = EnvSpec(make_spec().observation, action)
     with pytest.raises(ConfigError, match="a single discrete choice"):
         PQN(settings(), Actions(spec), TinyModel(spec))
-
-
-# Learning.
-
-
-class Catch:
-    """A run on Catch in one thread: actions, recording, training and publishing in turn."""
-
-    def __init__(self, model: ModelConfig, seed: int = 1) -> None:
-        self.envs, self.steps = envs, steps = 64, 15_000
-        self.pool = EnvPool(make_job(envs, env_id="Catch-v0", seed=seed), threads=1)
-        exploration = ExplorationConfig(temperature=0.0, epsilon=1.0, epsilon_end=0.05)
-        self.config = LearnerConfig(
-            model=model,
-            algorithm=settings(
-                discount=0.99, unroll_length=16, batch_size=envs, passes=4, minibatches=8, learning_rate=3e-3
-            ),
-            exploration=exploration,
-            actors=ActorsConfig(envs=envs, groups=1),
-            stop=StopConfig(env_steps=steps),
-        )
-        network = build_model(model, self.pool.spec, seed)
-        self.rig = Rig(
-            self.pool.spec,
-            network,
-            slots=envs,
-            capacity=2 * envs,
-            unroll_length=16,
-            seed=seed,
-            schedule=Schedule.of(exploration),
-        )
-        algorithm = PQN(self.config.algorithm, Actions(self.pool.spec), network)
-        self.learner = Learner(
-            self.config,
-            network,
-            algorithm,
-            LearningMetrics(),
-            env_steps=lambda: self.rig.metrics.env_steps,
-            prefer=self.rig.store.prefer,
-        )
-        assert core_size_of(network) == 2 * model.lstm
-
-    def run(self) -> float:
-        """Return the mean return of the last hundred episodes."""
-        session = self.rig.join(range(self.envs), planned_seats(self.config))
-        while self.rig.metrics.env_steps < self.steps:
-            self.rig.fraction = self.rig.metrics.env_steps / self.steps
-            self.rig.play(session, self.pool, steps=1)
-            unrolls = self.rig.store.take(self.envs, timeout=0)
-            if unrolls is not None:
-                self.learner.train(unrolls)
-                self.learner.publish(self.rig.policy)
-        mean = self.rig.metrics.return_mean_100
-        assert mean is not None
-        return mean
-
-
-@pytest.mark.parametrize("lstm", [0, 32])
-def test_train_catch_most_balls_are_caught_within_15k_steps(lstm: int) -> None:
-    """At random the ball is caught once in five times, a mean of -0.6."""
-    assert Catch(ModelConfig(layers=[64], layer_norm=True, popart=False, lstm=lstm)).run() > 0.5
