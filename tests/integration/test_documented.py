@@ -25,7 +25,14 @@ pytestmark = pytest.mark.long
 ENVIRONMENTS = "docs/environments.md"
 BARE = ("numpy", "grpcio", "protobuf")
 HEAVY = ("torch", "envpool", "gymnasium", "hydra", "omegaconf", "prometheus_client", "rich", "yaml")
-LEARNER = ("env=own", "env.options={length: 5}", "actors.envs=8", "stop.env_steps=4000", "algorithm.batch_size=4")
+LEARNER = (
+    "env=own",
+    "env.options={length: 5}",
+    "actors.envs=8",
+    "stop.env_steps=4000",
+    "algorithm=vtrace",
+    "algorithm.batch_size=4",
+)
 
 
 @pytest.fixture(scope="module")

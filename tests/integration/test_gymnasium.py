@@ -74,7 +74,14 @@ def test_run_command_steps_ones_own_environment_in_processes(commands: Commands)
     )
     run = commands.start(
         *("run", "env.id=mygame:make", "env.options={length: 20}", "env.processes=true", "run_dir=run"),
-        *("actors.envs=4", "stop.env_steps=2000", "algorithm.batch_size=4", "display=plain", "metrics="),
+        *(
+            "actors.envs=4",
+            "stop.env_steps=2000",
+            "algorithm=vtrace",
+            "algorithm.batch_size=4",
+            "display=plain",
+            "metrics=",
+        ),
         path=Path(f"{commands.directory}{os.pathsep}{ROOT}"),
     )
     assert run.wait() == 0, run.err
