@@ -84,11 +84,34 @@ class Fifo:
         """A queue has no preference."""
 
 
+class Fresh(Fifo):
+    """The queue of an on-policy run: all that is ready when a train batch is picked, and is not in it, is dropped.
+
+    No step is taken during an update, so that every finished unroll is of a policy that the update replaces. There are
+    more than a train batch after an actor was lost and came back; without this they would remain, always one update
+    too old. `seedrl_unrolls_made_total` minus `seedrl_unrolls_trained_total` shows how many were dropped.
+    """
+
+    def __init__(self, capacity: int = 0, batch_size: int = 0, seed: int = 0) -> None:
+        super().__init__()
+        self._dropped: list[int] = []
+
+    def pick(self, count: int) -> Pick:
+        self._dropped += [self._ready.popleft() for _ in range(len(self._ready) - count)]
+        return super().pick(count)
+
+    def done(self, entries: Entries) -> Entries:
+        dropped, self._dropped = self._dropped, []
+        return np.concatenate([entries, np.array(dropped, np.int64)])
+
+
 BUILT_IN = {"fifo": Fifo}
 
 
 def build_selector(config: LearnerConfig) -> Selector:
     """Return the selector that the settings name."""
+    if config.algorithm.on_policy and config.store.select == "fifo":
+        return Fresh()
     name, sizes = config.store.select, (store_capacity(config), config.algorithm.batch_size, config.seed)
     if plugins.is_import_path(name):
         selector: Selector = plugins.build("store.select", name, *sizes, **config.store.options)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.rows import RESET
-from seedrl.selectors import Entries, Fifo, Pick, build_selector
+from seedrl.selectors import Entries, Fifo, Fresh, Pick, build_selector
 from seedrl.store import Store, StoreSizes
 from seedrl.types import Ticket
 from tests.fakes import FakePool, TinyModel, make_job, make_spec
@@ -195,3 +195,22 @@ def test_finish_unrolls_continues_where_the_ring_makes_room() -> None:
     for step in range(20):
         rig.run(rig.request(session, make_rows(np.zeros((2, 2), np.float32), flags=0 if step else RESET)))
     assert rig.store.ready == 2
+
+
+def test_fresh_drops_what_a_train_batch_leaves_behind() -> None:
+    """After an actor was lost and came back there are unrolls of a batch and a half, all of one policy."""
+    selector = Fresh()
+    selector.add(np.arange(6))
+    picked = selector.pick(4)
+    assert picked.entries.tolist() == [2, 3, 4, 5]
+    assert len(selector) == 0
+    assert sorted(selector.done(picked.entries).tolist()) == [0, 1, 2, 3, 4, 5]
+    selector.add(np.arange(4))
+    assert selector.done(selector.pick(4).entries).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("on_policy", "kind"), [(True, Fresh), (False, Fifo), (None, Fifo)])
+def test_selector_of_an_on_policy_run_drops_what_is_old(on_policy: bool | None, kind: type) -> None:
+    config = LearnerConfig()
+    config.algorithm.on_policy = on_policy
+    assert type(build_selector(config)) is kind
