@@ -71,7 +71,7 @@ def add_share(report: Report, config: BenchConfig, name: str, work: Callable[[],
 def one_look(serving: ServingMetrics, learning: LearningMetrics) -> Callable[[], Any]:
     """Do what the main thread does twice a second, and record it now and then."""
     config = vtrace_config()
-    sessions = SessionTable(config, lambda session: session, planned_seats(config.actors))
+    sessions = SessionTable(config, lambda session: session, planned_seats(config))
     sessions.join(Hello("bench"))
     sampler = Sampler(config, serving, learning, sessions)
     before = sampler.totals()

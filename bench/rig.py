@@ -100,7 +100,7 @@ class ServingRig:
         self._service = InferenceService(
             config,
             self.metrics,
-            plan=planned_seats(config.actors),
+            plan=planned_seats(config),
             job_seed=lambda session_id: session_id,
             on_failure=self._fail,
             say=lambda text: None,
