@@ -19,7 +19,7 @@ from seedrl.config import ModelConfig
 from seedrl.models.build import build_model
 from seedrl.specs import EnvSpec
 from seedrl.types import Unrolls
-from tests.builders import learner_parts, one_step, weights
+from tests.builders import learner_parts, one_step, same, weights
 from tests.fakes import TinyModel, make_spec
 from tests.test_vtrace_loss import random_unrolls
 
@@ -190,6 +190,18 @@ def test_ppo_ends_its_passes_once_the_policy_has_moved_far(max_kl: float, steps:
     parts = learner_parts(config, tiny(), SPEC, batch_size=4, batches=1)
     parts.learner.train(unrolls_of(6, length=3))
     assert parts.metrics.gradient_steps == steps
+
+
+def test_ppo_train_batch_that_is_not_finite_is_one_skipped_step_and_no_divergence() -> None:
+    parts = learner_parts(ppo_config(passes=4, minibatches=4), tiny(), SPEC, batch_size=4, batches=1)
+    unrolls, before = unrolls_of(9, length=3), weights(parts.learner.model)
+    parts.learner.train(unrolls._replace(inputs=unrolls.inputs._replace(reward=unrolls.inputs.reward + math.inf)))
+    assert (parts.metrics.gradient_steps, parts.metrics.skipped_updates) == (1, 1)
+    assert parts.learner.skipped_in_a_row == 1
+    assert not parts.learner.has_diverged
+    assert same(before, weights(parts.learner.model))
+    parts.learner.train(unrolls)
+    assert parts.learner.skipped_in_a_row == 0
 
 
 def test_ppo_on_policy_leaves_out_what_an_older_policy_did() -> None:

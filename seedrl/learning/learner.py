@@ -1,7 +1,7 @@
 """The update: a train batch in, changed weights out. Knows nothing of streams, files, or where batches come from."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -93,6 +93,7 @@ class Learner:
         self._averager = averager or NoAverager(model)
         self._parameters = list(model.parameters())
         self._optimizer = build_optimizer(config.algorithm, self._parameters)
+        self._has_skipped = False  # a gradient step of this update
         self._stepped_at: float | None = None  # since the weights were last published
 
     def train(self, unrolls: Unrolls) -> None:
@@ -100,12 +101,10 @@ class Learner:
         timer, metrics = Stopwatch(self._metrics.learner_seconds), self._metrics
         metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
         length, used = len(unrolls.terminated) - 1, 0
-        for batch in self._algorithm.batches(unrolls):
-            loss = self._step(batch, timer)
+        for batch, loss in self._steps(unrolls, timer):
             used += self._algorithm.valid(batch).numel()
             if loss.priority is not None:
                 self._prefer(batch.ticket, loss.priority)
-        self._finish_update(timer)
         metrics.trained_steps += length * unrolls.columns
         metrics.unrolls_trained += unrolls.columns
         metrics.unroll_uses += used // length
@@ -113,13 +112,21 @@ class Learner:
     def assist(self, blank: Unrolls) -> None:
         """Take part in an update of the other ranks, with unrolls that count for nothing."""
         timer = Stopwatch(self._metrics.learner_seconds)
-        for batch in self._algorithm.batches(blank):
-            self._step(batch, timer)
-        self._finish_update(timer)
+        for _ in self._steps(blank, timer):
+            pass
 
-    def _finish_update(self, timer: Stopwatch) -> None:
-        """Include the statistics of the train batch, after all of its gradient steps have seen inputs alike."""
+    def _steps(self, unrolls: Unrolls, timer: Stopwatch) -> Iterator[tuple[Batch, Loss]]:
+        """Take the gradient steps of an update, on all ranks alike; the first that has to be skipped is the last.
+
+        The statistics of the train batch are included at the end, so that all steps see inputs alike.
+        """
+        self._has_skipped = False
+        for batch in self._algorithm.batches(unrolls):
+            yield batch, self._step(batch, timer)
+            if self._has_skipped:
+                break
         apply_statistics(self.model)
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if self._has_skipped else 0
         self._metrics.updates += 1
         self._averager.sync(self._metrics.updates)
         timer.lap("optimize")
@@ -161,15 +168,14 @@ class Learner:
             group["lr"] = self._metrics.learning_rate
 
     def _step_if_finite(self, loss: Loss, grad_norm: Tensor) -> None:
-        """Skip an update that would make the weights other than finite."""
+        """Skip a step that would make the weights other than finite."""
         if torch.isfinite(loss.total + grad_norm):
             self._optimizer.step()
             self._algorithm.stepped(loss)
-            self.skipped_in_a_row = 0
         else:
             discard_statistics(self.model)
             self._metrics.skipped_updates += 1
-            self.skipped_in_a_row += 1
+            self._has_skipped = True
 
     @property
     def has_diverged(self) -> bool:
