@@ -4,6 +4,6 @@ import sys
 
 
 def torchrun(ranks: int, *arguments: str) -> list[str]:
-    """Of one machine, at any free port, without restarts."""
+    """Return the command for ranks on one machine, at any free port, without restarts."""
     options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
     return [sys.executable, "-m", "torch.distributed.run", *options, *arguments]

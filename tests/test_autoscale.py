@@ -162,7 +162,7 @@ def test_autoscaler_follows_a_change_of_capacity_up_quickly_and_down_slowly() ->
 
 
 def test_autoscaler_of_a_capacity_that_swings_faster_than_patience_does_not_shrink() -> None:
-    """As with checkpoints, or a learner that shares its machine: ten seconds fast, ten seconds slow."""
+    """This happens with checkpoints, or with a learner that shares its machine: ten seconds fast, ten seconds slow."""
     load = Load(capacity=4 * STEPS).run(100)
     for _ in range(30):
         load.capacity = 2 * STEPS

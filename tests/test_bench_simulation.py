@@ -17,7 +17,7 @@ ENDLESS = Shape(capacity=10**9, batch_size=10**9)  # nothing is trained on, and 
 
 
 def serving_seconds(costs: Costs, messages: int, rows: int) -> float:
-    """Of the server thread, for a batch of so many messages of so many rows each."""
+    """Return the seconds of the server thread for a batch of this many messages and rows."""
     return messages * (costs.message + costs.row * rows) + costs.batch + costs.batch_row * messages * rows
 
 

@@ -241,7 +241,7 @@ def following(config: RunConfig, fleet: ActorFleet, monkeypatch: pytest.MonkeyPa
 
 
 def follow(fleet: ActorFleet, desired: int, state: State = State.RUNNING, pid: int = LEARNER_PID) -> list[int]:
-    """Which actors run after the learner has said how many it could use, once the ended ones are gone."""
+    """Return the actors that run once the learner has said how many it could use and the others have ended."""
     with fleet._notes.file.change() as context:
         context.state, context.desired_actors = state, desired
         context.update(LEARNER, pid=pid)

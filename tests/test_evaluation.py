@@ -152,7 +152,7 @@ def test_run_no_evaluation_row_reaches_a_train_batch_and_no_other_row_is_missing
 def test_run_evaluation_sees_the_frames_and_remembers_the_core_state_of_a_slot_that_is_trained_on(
     unroll_length: int,
 ) -> None:
-    """The same rows twice, once for evaluation: the policy is given the very same, across many unrolls and resets."""
+    """The policy gets the same inputs in a slot for evaluation as in one for training, across unrolls and resets."""
     pool = FakePool(make_job(1), episode_length=7)
     model = make_model(stacked(pool.spec, 3), core_size=2)
     rig = Rig(pool.spec, model, slots=2, unroll_length=unroll_length, frame_stack=3)

@@ -25,7 +25,7 @@ def make_pool(env_id: str = "CartPole-v1", num_envs: int = ENVS, group_size: int
 
 
 def make_envpool(job: Welcome) -> Any:
-    """The same environments without us."""
+    """Return the same environments as envpool makes them itself."""
     envs = envpool.make(
         job.env_id, env_type="gymnasium", num_envs=job.num_envs, seed=job.seed, num_threads=1, **job.options
     )

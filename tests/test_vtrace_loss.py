@@ -33,7 +33,7 @@ UNTRAINED = 20.0  # initial value of every position: bootstrapping from one that
 
 
 def vtrace_loss(unrolls: Unrolls, output: ModelOutput, config: AlgorithmConfig, entropy_cost: float) -> Loss:
-    """Of a single choice among as many actions as there are logits."""
+    """Return the loss for a single choice among as many actions as there are logits."""
     actions = Actions(make_spec(num_actions=output.logits.shape[-1]))
     return algorithm.vtrace_loss(unrolls, output, actions, config, entropy_cost)
 

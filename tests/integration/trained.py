@@ -17,7 +17,7 @@ from tests.integration.support import NUM_ACTIONS, SPEC, tiny_config
 
 
 class Favourite(nn.Module):
-    """The same numbers for every observation: its weights."""
+    """A model that returns its weights, the same numbers for every observation."""
 
     core_size = 0
 
