@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from seedrl.algorithms.base import Loss
 from seedrl.models.base import popart_of
 
 TINY = 1e-8
@@ -13,6 +14,21 @@ def normalized(advantage: Tensor, weight: Tensor) -> Tensor:
     share = weight / weight.sum().clamp(min=TINY)
     distance = advantage - (share * advantage).sum()
     return distance / ((share * distance.square()).sum().sqrt() + TINY)
+
+
+def actor_critic_loss(
+    policy: Tensor, value: Tensor, entropy: Tensor, value_cost: float, entropy_cost: float, about: dict[str, Tensor]
+) -> Loss:
+    """Return the weighted sum of three terms, with a report of them and of what else is known about them."""
+    report = {
+        "policy_loss": policy,
+        "value_loss": value,
+        "entropy": entropy,
+        "entropy_cost": torch.full_like(entropy, entropy_cost),
+        **about,
+    }
+    total = policy + value_cost * value - entropy_cost * entropy
+    return Loss(total, {name: value.detach() for name, value in report.items()})
 
 
 def explained_variance(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:

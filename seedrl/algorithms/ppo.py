@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.algorithms.actor_critic import ValueScale, explained_variance, normalized
+from seedrl.algorithms.actor_critic import ValueScale, actor_critic_loss, explained_variance, normalized
 from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.minibatches import Minibatches, Rows
 from seedrl.algorithms.settings import AlgorithmConfig, Targets
@@ -104,19 +104,14 @@ class PPO:
         policy = -(weight * clipped_surrogate(ratio, given["advantage"], clip)).sum()
         value = 0.5 * (weight * self._squared_error(output.value, given)).sum()
         entropy = (weight * self._actions.entropy(output.logits)).sum()
-        total = policy + config.value_cost * value - entropy_cost * entropy
         with torch.no_grad():
-            report = {
-                "policy_loss": policy,
-                "value_loss": value,
-                "entropy": entropy,
-                "entropy_cost": torch.full_like(entropy, entropy_cost),
+            about = {
                 "kl": (weight * (ratio - 1 - log_ratio)).sum(),  # proximal ‖ new; this estimate is never negative
                 "clipped_ratio": (weight * ((ratio - 1).abs() > clip).float()).sum(),
                 **self._about_targets,
                 **self._scale.report(),
             }
-        return Loss(total, {name: value.detach() for name, value in report.items()})
+        return actor_critic_loss(policy, value, entropy, config.value_cost, entropy_cost, about)
 
     def _squared_error(self, value: Tensor, given: dict[str, Tensor]) -> Tensor:
         """Return the squared error of values in units of the targets; with `ppo.value_clip`, the larger of two.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.algorithms.actor_critic import normalized, target_moments
+from seedrl.algorithms.actor_critic import actor_critic_loss, normalized, target_moments
 from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.minibatches import Minibatches
 from seedrl.algorithms.settings import AlgorithmConfig
@@ -87,18 +87,13 @@ def vtrace_loss(
     policy = -(weight * advantage * log_prob_t).sum()
     value = 0.5 * (weight * ((targets.vs - output.value[:-1]) / unit).square()).sum()
     entropy = (weight * actions.entropy(output.logits[:-1])).sum()
-    total = policy + config.value_cost * value - entropy_cost * entropy
     with torch.no_grad():
-        report = {
-            "policy_loss": policy,
-            "value_loss": value,
-            "entropy": entropy,
-            "entropy_cost": torch.full_like(entropy, entropy_cost),
+        about = {
             "kl": -(weight * log_rho_t).sum(),  # behavior ‖ target, for the actions taken
             "clipped_rho": (weight * (log_rho_t.exp() > config.vtrace.rho_bar).float()).sum(),
             **target_moments(targets.vs, weight, centre),
         }
-    return Loss(total, {name: value.detach() for name, value in report.items()})
+    return actor_critic_loss(policy, value, entropy, config.value_cost, entropy_cost, about)
 
 
 class Targets(NamedTuple):

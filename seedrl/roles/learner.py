@@ -1,7 +1,7 @@
 """The learner process: builds its parts, names its threads, shuts them down in order.
 
 server      reads streams, runs batches, answers  serving/server.py, batch_loop.py, inference.py
-learner     trains, publishes, checkpoints        learning/loop.py, learner.py
+learner     trains, publishes, checkpoints        training.py, learning/loop.py, learner.py
 metrics     serves pages over HTTP                monitoring/endpoint.py
 callbacks   calls code of the user's own          run/callbacks.py; only if the settings name some
 main        shows progress, handles signals       here
@@ -16,22 +16,16 @@ from typing import Any
 
 import torch
 
-from seedrl.actions import Actions
-from seedrl.algorithms.build import build_algorithm
-from seedrl.algorithms.neutral import resolve
-from seedrl.algorithms.settings import described
 from seedrl.config import LearnerConfig
-from seedrl.device import after_serving, choose_device, own_stream
-from seedrl.errors import Diverged, RankLost, RunDirectoryError, SeedrlError, ThreadDied
-from seedrl.learning.loop import POLL_SECONDS, TrainingLoop
+from seedrl.device import choose_device
+from seedrl.errors import RankLost, RunDirectoryError, SeedrlError, ThreadDied
+from seedrl.learning.loop import POLL_SECONDS
 from seedrl.metrics import LearningMetrics, ServingMetrics
-from seedrl.models.base import core_size_of
-from seedrl.models.build import build_run_model
 from seedrl.monitoring.life import Running, Watched
 from seedrl.monitoring.monitor import Monitor
-from seedrl.policy import Policy
 from seedrl.roles.peers import Alone, Peers
-from seedrl.run.budget import budget_of, check_budget, check_store
+from seedrl.roles.training import Training
+from seedrl.run.budget import check_store
 from seedrl.run.callbacks import Callbacks
 from seedrl.run.context import ContextFile, State
 from seedrl.run.events import Events
@@ -39,17 +33,14 @@ from seedrl.run.identity import ALONE, Identity
 from seedrl.run.membership import Membership
 from seedrl.run.progress import ProgressDisplay, closing_words, console
 from seedrl.run.saving import Saver
-from seedrl.run.snapshot import Resumable, initial_weights, load_weights, spec_of
+from seedrl.run.snapshot import spec_of
 from seedrl.run.stopping import Stop, stop_on_signals
 from seedrl.run.summary import summarize
-from seedrl.run.totals import Counts, counts_of, restore_counters
-from seedrl.selectors import build_selector
+from seedrl.run.totals import Counts, RunClock, counts_of, restore_counters
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
-from seedrl.sizes import torch_threads
 from seedrl.specs import EnvSpec
-from seedrl.store import Store, StoreSizes
 from seedrl.validation import check
 from seedrl.wire.messages import Command
 
@@ -73,14 +64,14 @@ class LearnerProcess:
         self.display = ProgressDisplay(config, console(self._log()), identity)
         self.saver = Saver(config.checkpoint, self.run_directory.checkpoints, self.learning, say=self.display.say)
         self.checkpoint = self.peers.share_checkpoint(self.saver.load() if identity.is_first else None)
-        self.callbacks = Callbacks(config, self.run_directory.path, self.learning, say=self.display.say)
-        self.events = Events(self.callbacks, self.serving, self.learning)
+        callbacks = Callbacks(config, self.run_directory.path, self.learning, say=self.display.say)
+        self.events = Events(callbacks, self.serving, self.learning)
         self.inference = InferenceService(
             config,
             self.serving,
             plan=planned_seats(config),
             job_seed=partial(session_seed, config.seed, self.run_directory.earlier_processes, rank=identity.rank),
-            on_failure=self._thread_died,
+            on_failure=self.thread_died,
             say=self.display.say,
             describe=lambda: self.monitor.status(),
             check_spec=partial(check_store, config, self.device),
@@ -153,7 +144,7 @@ class LearnerProcess:
 
     def _open(self) -> str:
         """Let actors and people find the learner from now on; return where."""
-        self.callbacks.start()
+        self.events.start()
         address = self.inference.server.start()
         self.monitor.start(address)
         near = self.config.socket or address  # what people on this machine can reach without TLS
@@ -179,21 +170,8 @@ class LearnerProcess:
         return None
 
     def _build(self, spec: EnvSpec) -> None:
-        self.training = training = Training(self, spec)
-        if self.checkpoint is not None:
-            is_first = self.peers.identity.is_first
-            self.clock = RunClock(training.resumable.restore(self.checkpoint, self.display.say, is_first))
-            self.display.say(f"learner: resumed at {self.serving.env_steps:,} steps, {self.learning.updates:,} updates")
-        else:
-            self._set_initial_weights(training)
-        self.saver.begin()
-        training.learner.publish(training.policy)
-
-    def _set_initial_weights(self, training: "Training") -> None:
-        if self.config.init_from and self.peers.identity.is_first:
-            load_weights(training.learner.model, initial_weights(self.config.init_from, warn=self.display.say))
-            self.display.say(f"learner: initial weights from {self.config.init_from}")
-        self.peers.same_weights(training.learner.model)
+        self.training = Training(self, spec)
+        self.training.begin(self.checkpoint)
 
     def _start_threads(self) -> None:
         assert self.training is not None
@@ -227,7 +205,7 @@ class LearnerProcess:
         over = self.stop.status == "done"
         command = Command.END if over else Command.DRAIN
         self.inference.server.stop(command, self.stop.reason)
-        self.callbacks.close(CALLBACK_SECONDS)
+        self.events.close(CALLBACK_SECONDS)
         self.display.close()
         counts = counts or counts_of(self.serving, self.learning)
         summary = summarize(self.config, self.stop, counts, self.clock.seconds)
@@ -244,8 +222,9 @@ class LearnerProcess:
 
     def _save_last(self) -> Counts | None:
         """Save after the threads have ended; return what all ranks have counted."""
+        assert self.training is not None
         try:
-            counts = self.save()
+            counts = self.training.save()
         except RankLost as error:  # the run resumes from the checkpoint before
             self.stop.fail(error)
             return None
@@ -264,42 +243,9 @@ class LearnerProcess:
         if not self.inference.wait(max(0.0, deadline - time.monotonic())):
             self.stop.fail(ThreadDied(f"thread server did not stop within {STOP_SECONDS:.0f} s"))
 
-    # In the learner thread, or in the main thread once that has ended.
-
-    def run_learner_thread(self) -> None:
-        """A thread that dies takes the process with it."""
-        torch.set_flush_denormal(True)  # of this thread: vanishing gradients would cost a tenth of an update
-        try:
-            with own_stream(self.device):
-                after_serving(self.device)  # that is, after everything was built
-                self._learn()
-        except BaseException as error:
-            self._thread_died(error)
-
-    def _learn(self) -> None:
-        assert self.training is not None
-        self.training.loop.run()
-
-    def save(self) -> Counts:
-        """Write a checkpoint, if this is the first process; return what all processes have counted."""
-        assert self.training is not None
-        self.training.learner.sync()
-        counts = self.peers.total(counts_of(self.serving, self.learning))
-        if self.peers.identity.is_first:
-            resumable = self.training.resumable
-            self.events.checkpoint(self.saver.save(lambda: resumable.take(self.clock.seconds, counts)))
-        return counts
-
-    def diverged(self, skipped: int) -> Diverged:
-        outlook = self.saver.roll_back() if self.peers.identity.is_first else "rank 0 reports where the run resumes"
-        return Diverged(
-            f"the loss or the gradient of {skipped} updates in a row was not finite; "
-            f"{outlook}; lower algorithm.learning_rate or algorithm.max_grad_norm if that happens again"
-        )
-
     # In other threads.
 
-    def _thread_died(self, error: BaseException) -> None:
+    def thread_died(self, error: BaseException) -> None:
         name = threading.current_thread().name
         failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
         failure.__cause__ = error if failure is not error else None
@@ -310,96 +256,6 @@ class LearnerProcess:
         if not self.stop.is_set():
             self.monitor.set_ready()
             self.inference.server.set_ready(True)
-
-
-class Training:
-    """The parts that need the spaces, built by the main thread and then owned by the learner thread."""
-
-    def __init__(self, process: LearnerProcess, spec: EnvSpec) -> None:
-        config, device, inference = resolve(process.config, spec), process.device, process.inference
-        torch.set_num_threads(torch_threads(config))
-        actions = Actions(spec, config.model.squash)
-        model = build_run_model(config, spec, device)
-        algorithm = build_algorithm(config.algorithm, actions, model)
-        sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
-        budget = budget_of(config, spec, model, sizes.core_size)
-        check_budget(budget, device)
-        self.algorithm = described(config.algorithm)
-        self._stop = process.stop
-        self._wake, self._events, self._rounds = inference.wake, process.events, process.rounds
-        self._batch_size = config.algorithm.batch_size
-        self.store = Store(spec, build_selector(config), sizes, device, on_free=inference.wake)
-        self.policy = Policy(model, version=0)
-        self.learner = process.peers.learner(
-            config,
-            model,
-            algorithm,
-            process.learning,
-            env_steps=lambda: process.rounds.progress.env_steps,
-            prefer=self.store.prefer,
-        )
-        seed = process.peers.generator_seed(config.seed, process.run_directory.earlier_processes)
-        generator = torch.Generator(device).manual_seed(seed)
-        self.resumable = Resumable(self.learner, generator, spec, config.algorithm)
-        self.loop = TrainingLoop(
-            self.store,
-            self.learner,
-            self.policy,
-            process.rounds,
-            process.learning,
-            batch_size=config.algorithm.batch_size,
-            save=process.save,
-            diverged=process.diverged,
-            on_published=self._on_published,
-        )
-        inference.build(
-            self.policy,
-            actions,
-            self.store,
-            core_size=sizes.core_size,
-            generator=generator,
-            device=device,
-            on_episodes=partial(process.events.episodes, is_evaluation=False),
-            on_evaluated=partial(process.events.episodes, is_evaluation=True),
-            may_continue=self._is_in_step if config.lockstep or config.algorithm.on_policy else lambda: True,
-            fraction=lambda: process.rounds.progress.env_steps / config.stop.env_steps,
-        )
-        self.thread = threading.Thread(target=process.run_learner_thread, name="learner", daemon=True)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        process.display.say(
-            f"learner: {self.algorithm} on {spec}; {parameters:,} parameters on {device}; "
-            f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"
-        )
-
-    def _on_published(self) -> None:
-        """Runs in the learner thread, after every update."""
-        self._wake()
-        self._events.update(lambda: self._rounds.progress)
-
-    def _is_in_step(self) -> bool:
-        """Tell whether a step may follow: not while the learner could train or is training, nor after the last update.
-
-        This holds for lock-step and on-policy runs. The order matters: the learner stops being idle before it takes a
-        train batch.
-        """
-        can_train = self.store.can_take(self._batch_size)
-        return not can_train and self.loop.is_idle and not self._stop.is_set()
-
-
-class RunClock:
-    """Measures how long the run has taken, earlier processes included."""
-
-    def __init__(self, seconds_before: float = 0.0) -> None:
-        self.seconds_before = seconds_before
-        self._began = time.monotonic()
-
-    def start(self) -> None:
-        """Count from now on."""
-        self._began = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self._began
 
 
 def _peers(config: LearnerConfig, identity: Identity, device: torch.device) -> Peers:

@@ -14,11 +14,13 @@ from seedrl.serving.slots import FinishedEpisodes
 
 
 class Events:
-    """Each method is called by the thread in which its event is born."""
+    """`start` and `close` belong to the main thread; the others to the thread in which their event is born."""
 
     def __init__(self, callbacks: Callbacks, serving: ServingMetrics, learning: LearningMetrics) -> None:
         self._serving = serving
         self._learning = learning
+        self.start = callbacks.start
+        self.close = callbacks.close
         self._on_update = callbacks.listener("on_update")
         self._on_episode = callbacks.listener("on_episode")
         self._on_checkpoint = callbacks.listener("on_checkpoint")

@@ -1,5 +1,6 @@
-"""The counters of a run, over its restarts and its ranks. Knows nothing of files or of how ranks communicate."""
+"""The counters and the clock of a run, over its restarts and its ranks. Knows nothing of files or communication."""
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -74,3 +75,19 @@ def restore_counters(
     serving.returns.extend(counts["returns"])
     serving.lengths.extend(counts["lengths"])
     serving.eval_returns.extend(counts.get("eval_returns", []))
+
+
+class RunClock:
+    """Measures how long the run has taken, earlier processes included."""
+
+    def __init__(self) -> None:
+        self.seconds_before = 0.0
+        self._began = time.monotonic()
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self._began

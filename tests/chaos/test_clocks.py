@@ -24,7 +24,6 @@ TELLS_THE_TIME = {
     "seedrl/monitoring/overview.py",
     "seedrl/monitoring/sinks.py",
     "seedrl/run/saving.py",
-    "seedrl/roles/learner.py",
 }
 
 

@@ -69,6 +69,19 @@ class FailingModel(OracleModel):
         return super().forward(inputs, core_state)
 
 
+class IdleLearnerService(LearnerProcess):
+    """Never trains, so that the store fills and inference stands still."""
+
+    def _build(self, spec: EnvSpec) -> None:
+        super()._build(spec)
+        assert self.training is not None
+        self.training.loop.run = self._wait_for_stop  # type: ignore[method-assign]
+
+    def _wait_for_stop(self) -> None:
+        while not self.stop.wait(0.05):
+            pass
+
+
 class SignedPool(FakePool):
     """Counting environments that sign their observations and check every action that they receive."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from seedrl.metrics import SECONDS, UPDATES, Histogram
 from seedrl.roles.learner import LearnerProcess
 from seedrl.rows import RESET
+from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options, open_stream
@@ -21,7 +22,15 @@ from seedrl.wire.framing import parse, serialize
 from seedrl.wire.messages import Hello, Ready, StepParts
 from tests.fakes import make_spec
 from tests.integration.conftest import StartActor, StartLearner
-from tests.integration.support import NUM_ACTIONS, SPEC, OracleModel, RawActor, RunningLearner, make_rows
+from tests.integration.support import (
+    NUM_ACTIONS,
+    SPEC,
+    IdleLearnerService,
+    OracleModel,
+    RawActor,
+    RunningLearner,
+    make_rows,
+)
 from tests.integration.waiting import DEADLINE, at_best, eventually, settled
 
 Code = grpc.StatusCode
@@ -115,14 +124,6 @@ def test_checking_costs_at_most_two_percent_of_a_step(start_learner: StartLearne
 # Every queue.
 
 
-class IdleLearnerService(LearnerProcess):
-    """Never trains, so that the store fills and inference stands still."""
-
-    def _learn(self) -> None:
-        while not self.stop.wait(0.05):
-            pass
-
-
 def test_queues_stay_within_their_bounds_while_inference_stands_still(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
@@ -207,7 +208,8 @@ def test_client_is_slowed_by_flow_control_while_the_server_thread_stands_still(s
 class SlowLearnerService(LearnerProcess):
     """Its updates take ten times as long as its actors need to make a train batch."""
 
-    def _learn(self) -> None:
+    def _build(self, spec: EnvSpec) -> None:
+        super()._build(spec)
         assert self.training is not None
         learner = self.training.learner
         train = learner.train
@@ -217,7 +219,6 @@ class SlowLearnerService(LearnerProcess):
             train(unrolls)
 
         learner.train = slow  # type: ignore[method-assign]
-        super()._learn()
 
 
 @pytest.mark.parametrize("capacity", [4, 16])

@@ -22,7 +22,7 @@ from seedrl.run import checkpoint as files
 from seedrl.run.context import LEARNER, ContextFile, State
 from seedrl.types import ModelInput, ModelOutput
 from tests.integration.conftest import StartActor, StartLearner
-from tests.integration.support import OracleModel, RunningActor, RunningLearner, Wire, tiny_config
+from tests.integration.support import IdleLearnerService, OracleModel, RunningActor, RunningLearner, Wire, tiny_config
 from tests.integration.waiting import DEADLINE, at_best, eventually, free_address
 
 
@@ -138,20 +138,12 @@ def seconds_until_not_ready(start_learner: StartLearner, start_actor: StartActor
     return max(took, took_page / 2)  # the page was asked for after the other one
 
 
-class LateService(LearnerProcess):
-    """Never trains."""
-
-    def _learn(self) -> None:
-        while not self.stop.wait(0.05):
-            pass
-
-
 def test_health_of_a_learner_whose_batches_stand_still_while_rows_wait_is_not_live(
     start_learner: StartLearner, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C7: it serves its port and its pages as ever; only progress tells."""
     monkeypatch.setattr("seedrl.monitoring.life.WEDGED_SECONDS", 0.5)
-    learner = start_learner(LateService)
+    learner = start_learner(IdleLearnerService)
     start_actor(learner.address)
     with Health(learner.address) as health:
         eventually(lambda: not health.is_serving("live"))

@@ -28,6 +28,7 @@ from tests.integration.processes import summary_of
 from tests.integration.support import (
     SPEC,
     ActorLeft,
+    IdleLearnerService,
     RawActor,
     ScriptedLearner,
     SignedPool,
@@ -277,14 +278,6 @@ def test_shutdown_while_inference_runs_waits_for_it_and_ends(
     assert learner.living_threads() == []
     assert learner.service.serving.batches == 1  # that one was served to its end
     actor.stop()
-
-
-class IdleLearnerService(LearnerProcess):
-    """Never trains."""
-
-    def _learn(self) -> None:
-        while not self.stop.wait(0.05):
-            pass
 
 
 def test_full_store_slows_the_actors_and_shutdown_still_ends(

@@ -1,0 +1,151 @@
+"""The part of a learner process that needs the spaces: model, store, learner and loop, and the thread that trains."""
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from seedrl.actions import Actions
+from seedrl.algorithms.build import build_algorithm
+from seedrl.algorithms.neutral import resolve
+from seedrl.algorithms.settings import described
+from seedrl.device import after_serving, own_stream
+from seedrl.errors import Diverged
+from seedrl.learning.loop import TrainingLoop
+from seedrl.models.base import core_size_of
+from seedrl.models.build import build_run_model
+from seedrl.policy import Policy
+from seedrl.run.budget import budget_of, check_budget
+from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.snapshot import Resumable, initial_weights, load_weights
+from seedrl.run.totals import Counts, counts_of
+from seedrl.selectors import build_selector
+from seedrl.sizes import torch_threads
+from seedrl.specs import EnvSpec
+from seedrl.store import Store, StoreSizes
+
+if TYPE_CHECKING:
+    from seedrl.roles.learner import LearnerProcess
+
+
+class Training:
+    """Built by the main thread, then owned by the learner thread, and by the main thread again once that has ended."""
+
+    def __init__(self, process: "LearnerProcess", spec: EnvSpec) -> None:
+        config, device, inference = resolve(process.config, spec), process.device, process.inference
+        torch.set_num_threads(torch_threads(config))
+        actions = Actions(spec, config.model.squash)
+        model = build_run_model(config, spec, device)
+        algorithm = build_algorithm(config.algorithm, actions, model)
+        sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
+        budget = budget_of(config, spec, model, sizes.core_size)
+        check_budget(budget, device)
+        self._process = process
+        self._batch_size = config.algorithm.batch_size
+        self.algorithm = described(config.algorithm)
+        self.store = Store(spec, build_selector(config), sizes, device, on_free=inference.wake)
+        self.policy = Policy(model, version=0)
+        self.learner = process.peers.learner(
+            config,
+            model,
+            algorithm,
+            process.learning,
+            env_steps=lambda: process.rounds.progress.env_steps,
+            prefer=self.store.prefer,
+        )
+        seed = process.peers.generator_seed(config.seed, process.run_directory.earlier_processes)
+        generator = torch.Generator(device).manual_seed(seed)
+        self.resumable = Resumable(self.learner, generator, spec, config.algorithm)
+        self.loop = TrainingLoop(
+            self.store,
+            self.learner,
+            self.policy,
+            process.rounds,
+            process.learning,
+            batch_size=config.algorithm.batch_size,
+            save=self.save,
+            diverged=self._diverged,
+            on_published=self._on_published,
+        )
+        inference.build(
+            self.policy,
+            actions,
+            self.store,
+            core_size=sizes.core_size,
+            generator=generator,
+            device=device,
+            on_episodes=partial(process.events.episodes, is_evaluation=False),
+            on_evaluated=partial(process.events.episodes, is_evaluation=True),
+            may_continue=self._is_in_step if config.lockstep or config.algorithm.on_policy else lambda: True,
+            fraction=lambda: process.rounds.progress.env_steps / config.stop.env_steps,
+        )
+        self.thread = threading.Thread(target=self._run, name="learner", daemon=True)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        process.display.say(
+            f"learner: {self.algorithm} on {spec}; {parameters:,} parameters on {device}; "
+            f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"
+        )
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Set the weights to begin with, and serve them."""
+        process = self._process
+        if checkpoint is None:
+            self._set_initial_weights()
+        else:
+            is_first = process.peers.identity.is_first
+            process.clock.seconds_before = self.resumable.restore(checkpoint, process.display.say, is_first)
+            steps, updates = process.serving.env_steps, process.learning.updates
+            process.display.say(f"learner: resumed at {steps:,} steps, {updates:,} updates")
+        process.saver.begin()
+        self.learner.publish(self.policy)
+
+    def _set_initial_weights(self) -> None:
+        process = self._process
+        if process.config.init_from and process.peers.identity.is_first:
+            load_weights(self.learner.model, initial_weights(process.config.init_from, warn=process.display.say))
+            process.display.say(f"learner: initial weights from {process.config.init_from}")
+        process.peers.same_weights(self.learner.model)
+
+    def _is_in_step(self) -> bool:
+        """Tell whether a step may follow: not while the learner could train or is training, nor after the last update.
+
+        This holds for lock-step and on-policy runs, and is called by the server thread. The order matters: the learner
+        stops being idle before it takes a train batch.
+        """
+        can_train = self.store.can_take(self._batch_size)
+        return not can_train and self.loop.is_idle and not self._process.stop.is_set()
+
+    # In the learner thread; `save` also in the main thread once that has ended.
+
+    def _run(self) -> None:
+        """A thread that dies takes the process with it."""
+        torch.set_flush_denormal(True)  # of this thread: vanishing gradients would cost a tenth of an update
+        try:
+            with own_stream(self._process.device):
+                after_serving(self._process.device)  # that is, after everything was built
+                self.loop.run()
+        except BaseException as error:
+            self._process.thread_died(error)
+
+    def _on_published(self) -> None:
+        self._process.inference.wake()
+        self._process.events.update(lambda: self._process.rounds.progress)
+
+    def save(self) -> Counts:
+        """Write a checkpoint, if this is the first process; return what all processes have counted."""
+        process = self._process
+        self.learner.sync()
+        counts = process.peers.total(counts_of(process.serving, process.learning))
+        if process.peers.identity.is_first:
+            seconds = process.clock.seconds
+            process.events.checkpoint(process.saver.save(lambda: self.resumable.take(seconds, counts)))
+        return counts
+
+    def _diverged(self, skipped: int) -> Diverged:
+        is_first = self._process.peers.identity.is_first
+        outlook = self._process.saver.roll_back() if is_first else "rank 0 reports where the run resumes"
+        return Diverged(
+            f"the loss or the gradient of {skipped} updates in a row was not finite; "
+            f"{outlook}; lower algorithm.learning_rate or algorithm.max_grad_norm if that happens again"
+        )
