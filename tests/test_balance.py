@@ -1,4 +1,4 @@
-"""Which endpoint an actor is sent to: many session tables that hear of each other, seeded chance, a clock by hand."""
+"""Tests of which endpoint an actor is sent to: many session tables that hear of each other, seeded chance, a clock by hand."""
 
 import json
 
@@ -71,7 +71,7 @@ class Cluster:
         return place
 
     def rebalance(self, seconds: float) -> None:
-        """What the main loop of every learner does twice a second; agreements come as often."""
+        """Do what the main loop of every learner does twice a second; agreements come as often."""
         for _ in range(int(2 * seconds)):
             self.clock.advance(0.5)
             for name, balance in self.balances.items():

@@ -1,4 +1,4 @@
-"""How peers are found, run and compared. No peer is installed and no network is used here."""
+"""Tests of how peers are found, run and compared. No peer is installed and no network is used here."""
 
 import json
 import os

@@ -192,7 +192,7 @@ class Learner(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, MAX_WAIT]))
     def serve(self, seconds: float) -> None:
-        """What BatchLoop does again and again."""
+        """Do what BatchLoop does again and again."""
         self.clock.advance(seconds)
         if self.rig.inference.finish_unrolls() and (requests := self.batcher.take()):
             assert all(request.session.alive for request in requests)

@@ -1,4 +1,4 @@
-"""Which device, and how arrays get there. What only a GPU can show is not shown here."""
+"""Tests of the choice of a device, and of how arrays get there. None of them needs a GPU."""
 
 import warnings
 

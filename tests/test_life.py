@@ -1,4 +1,4 @@
-"""How far a learner is, as its pages and probes show it."""
+"""Tests of the progress of a learner, as its pages and probes show it."""
 
 import time
 from types import SimpleNamespace

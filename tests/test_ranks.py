@@ -23,7 +23,7 @@ LOCAL = [name for name, case in CASES.items() if case.sync_every > 1]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
-    """What each rank had after every update, by case; all cases in one pair of processes."""
+    """Return what each rank had after every update, by case; all cases in one pair of processes."""
     out = tmp_path_factory.mktemp("ranks")
     done = subprocess.run(
         torchrun(WORLD, "-m", "tests.ranked", str(out)), capture_output=True, text=True, timeout=DEADLINE, check=False

@@ -1,4 +1,4 @@
-"""What is reserved of a Ray cluster for a job, without a cluster."""
+"""Tests of what is reserved of a Ray cluster for a job, without a cluster."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who may talk to whom: what is refused before anything starts, tokens and their file, certificates made and used."""
+"""Tests of security: settings refused before anything starts, tokens and their file, certificates made and used."""
 
 import asyncio
 import hmac

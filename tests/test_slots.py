@@ -1,4 +1,4 @@
-"""Where each environment's next row goes, and what its episode has earned."""
+"""Tests of where each environment's next row goes, and of the return of its episode."""
 
 import numpy as np
 import pytest

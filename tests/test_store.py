@@ -65,7 +65,7 @@ def write_unroll(store: Store, entry: int, first: int) -> None:
 
 
 def values(unrolls: Unrolls) -> list[list[int]]:
-    """What `write` wrote, unroll by unroll, after checking that all columns agree on it."""
+    """Return what `write` wrote, unroll by unroll, after checking that all columns agree on it."""
     value = unrolls.action
     odd = value % 2 == 1
     assert torch.equal(unrolls.inputs.observation, value.float().unsqueeze(-1))
@@ -238,7 +238,7 @@ def test_stacks_reach_back_over_unrolls_however_short(frame_stack: int) -> None:
 
 @dataclass
 class Row:
-    """What the oracle knows of one row."""
+    """The oracle's knowledge of one row."""
 
     slot: int
     session: int

@@ -1,4 +1,4 @@
-"""How `seedrl run` starts ranks through torchrun, and what it makes of their ends; nothing is started here."""
+"""Tests of how `seedrl run` starts ranks through torchrun, and what it makes of their ends; nothing is started here."""
 
 import json
 from pathlib import Path

@@ -93,7 +93,7 @@ def files_of(folder: str) -> list[str]:
 
 
 def run(command: list[str], cwd: Path, **environment: str) -> str:
-    """What a program printed; fails with everything it said if it failed."""
+    """Return what a program printed; fail with everything it said if it failed."""
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )

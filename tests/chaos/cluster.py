@@ -33,7 +33,7 @@ Numbers = dict[str, float]  # metrics by name and label, as exported
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What runs. The learner is the limit: an update takes `update_seconds` in which it uses no processor."""
+    """The processes that run. The learner is the limit: an update takes `update_seconds` in which it uses no processor."""
 
     actors: int = 4
     envs: int = 16  # of each actor, in two groups
@@ -48,14 +48,14 @@ class Setup:
 
 
 class Progress(NamedTuple):
-    """How far an actor process has come."""
+    """The progress of an actor process."""
 
     sessions: float
     answered: float  # requests
 
 
 class Resources(NamedTuple):
-    """What a process holds."""
+    """The memory, files and threads that a process holds."""
 
     rss: int  # bytes
     descriptors: int
@@ -163,7 +163,7 @@ class Cluster:
         return Progress(numbers["seedrl_actor_sessions_total"], numbers["seedrl_actor_round_trip_seconds_count"])
 
     def all_stream(self) -> bool:
-        """Whether every actor has had answers and the learner has trained. Fails if a process is gone."""
+        """Return whether every actor has had answers and the learner has trained. Fails if a process is gone."""
         assert not self.look_for_exits(), self.exits
         progress = [self.progress(number) for number in range(self.setup.actors)]
         return all(each is not None and each.answered > 0 for each in progress) and self.updates() > 0
@@ -173,7 +173,7 @@ class Cluster:
         return self.learner_numbers().get("seedrl_updates_total", 0.0)
 
     def violations(self) -> list[str]:
-        """What the model found wrong with unrolls, and what environments found wrong with actions."""
+        """Return what the model found wrong with unrolls, and what environments found wrong with actions."""
         found = self.violations_file.read_text().splitlines() if self.violations_file.exists() else []
         for path in self._commands.directory.glob("*.txt"):  # an actor may have gone on after that
             found += [line for line in path.read_text(errors="replace").splitlines() if WRONG_ACTION.search(line)]
@@ -215,7 +215,7 @@ def learner_settings(setup: Setup, violations: Path) -> tuple[str, ...]:
 
 
 def scrape(address: str) -> Numbers:
-    """What is shown at an address; empty if there is no answer in time."""
+    """Return what is shown at an address; empty if there is no answer in time."""
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=ANSWER_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
@@ -239,7 +239,7 @@ def resources(pid: int) -> Resources:
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = START_SECONDS, pause: float = 0.02) -> float:
-    """How long it took; fails with `what` if it does not happen."""
+    """Return how long it took; fail with `what` if it does not happen."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds, f"{what}: not within {seconds:g} s"

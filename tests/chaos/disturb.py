@@ -27,7 +27,7 @@ class Recovery:
     seconds: float | None = None  # None until it has recovered
 
     def look(self, progress: Progress, now: float) -> bool:
-        """Whether it has recovered."""
+        """Return whether it has recovered."""
         if progress.sessions > self.session and self.answered is None:
             self.answered = progress.answered
         if self.answered is not None and progress.answered > self.answered:

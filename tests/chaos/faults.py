@@ -1,4 +1,4 @@
-"""Which faults happen when: a schedule that follows from its seed. Knows nothing of processes."""
+"""The times of faults: a schedule that follows from its seed. Knows nothing of processes."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ HOLE_SECONDS = 12.0  # until both ends have noticed
 
 
 class Kind(Enum):
-    """What is done, to one actor unless it says otherwise; most are over at once, some last for `seconds`."""
+    """A fault, done to one actor unless it says otherwise; most are over at once, some last for `seconds`."""
 
     kill = "kill -9 of an actor, restarted at once"
     leave = "SIGTERM of an actor, restarted at once: it cancels its stream"

@@ -1,4 +1,4 @@
-"""Whether counters only grow: within a learner process, from checkpoint to checkpoint, and over its restarts."""
+"""Checks that counters only grow: within a learner process, from checkpoint to checkpoint, and over its restarts."""
 
 import re
 from typing import Any
@@ -20,7 +20,7 @@ class Ledger:
         self._saved: Numbers = {}
 
     def look(self, process: int, numbers: Numbers, checkpoint: dict[str, Any]) -> None:
-        """What a learner, the `process`th, shows now; empty while it does not answer. And the newest checkpoint."""
+        """Note what a learner, the `process`th, shows now; empty while it does not answer. And the newest checkpoint."""
         saved = totals_in(checkpoint)
         self._compare("checkpoint", self._saved, saved)
         growing = {name: value for name, value in numbers.items() if GROWING.match(name)}

@@ -51,7 +51,7 @@ class CountingModel(nn.Module):
 
 
 class UnrollCheck:
-    """What may not be: unrolls of two pools or environments, gaps, repeats, resets out of place, others' actions.
+    """Raise if something is wrong: unrolls of two pools or environments, gaps, repeats, resets out of place, others' actions.
 
     Remembers where the last unroll of each environment ended: the next one begins with that very row, the first with
     row 0. So every step of a session is trained on once, but for those after its last full unroll.
@@ -79,7 +79,7 @@ class UnrollCheck:
         return found + [words for unroll in observation.swapaxes(0, 1) if (words := self._follows(unroll))]
 
     def _follows(self, unroll: NDArray[np.int64]) -> str:
-        """What is wrong with where an unroll [T+1, size] begins; empty for nothing."""
+        """Return what is wrong with where an unroll [T+1, size] begins; empty for nothing."""
         first, last = unroll[0], unroll[-1]
         environment = int(first[NONCE]), int(first[ENV])
         expected = self._ended_at.pop(environment, 0)
@@ -110,6 +110,6 @@ def _reset_out_of_place(observation: NDArray[np.int64], reset: NDArray[np.bool_]
 
 
 def _wrong_actions(observation: NDArray[np.int64], last_action: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """What was done in the row before is what it asked for; a reset remembers nothing."""
+    """Check that the action of the row before is what the policy asked for; a reset remembers nothing."""
     right = np.where(observation[1:, :, AGE] == 0, 0, right_action(observation[:-1]))
     return np.asarray(last_action[1:] != right)

@@ -1,4 +1,4 @@
-"""What a chaos run or a soak has shown, as JSON and as a page of Markdown. Judges figures; measures none."""
+"""The results of a chaos run or a soak, as JSON and as a page of Markdown. Judges figures; measures none."""
 
 import json
 import os

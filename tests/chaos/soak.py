@@ -163,7 +163,7 @@ def soak_report(settings: SoakSettings, disturbance: Disturbance, watch: Watch) 
 
 
 def by_tenth(samples: Sequence[Sample]) -> list[dict[str, float]]:
-    """What happened in each tenth of the time."""
+    """Return what happened in each tenth of the time."""
     end = samples[-1].seconds
     bounds = [min(samples, key=lambda each: abs(each.seconds - end * n / TENTHS)) for n in range(TENTHS + 1)]
     return [_tenth(before, after) for before, after in pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""What is bounded however slow or dead the others are: waits, queues, policy lag."""
+"""Tests of what is bounded however slow or dead the others are: waits, queues, policy lag."""
 
 import threading
 import time

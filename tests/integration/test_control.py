@@ -24,7 +24,7 @@ from tests.integration.waiting import DEADLINE, eventually, settled
 
 
 def tell(learner: RunningLearner, actor: str = "", **order: Any) -> int:
-    """How many actors were told."""
+    """Return how many actors were told."""
     if "do" in order:
         order["command"] = ORDERS[order.pop("do")]
     link = Link(learner.address, SecurityConfig())

@@ -92,7 +92,7 @@ class SlowPool(SignedPool):
 
 
 def tell(learner: RunningLearner, do: str, actor: str = "", is_open: bool | None = None) -> int:
-    """How many actors were told."""
+    """Return how many actors were told."""
     order = ControlRequest(actor, command=ORDERS.get(do, Command.UNSPECIFIED), open=is_open)
     return ask_control(Link(learner.address, SecurityConfig()), order, DEADLINE)
 

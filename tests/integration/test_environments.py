@@ -39,7 +39,7 @@ mock.MockPool.{hang} = hang
 
 
 def failing(commands: Commands, fail: str) -> Path:
-    """What to put on PYTHONPATH for processes whose mock environments fail in their 50th step."""
+    """Return what to put on PYTHONPATH for processes whose mock environments fail in their 50th step."""
     (commands.directory / "sitecustomize.py").write_text(FAILING.format(fail=fail))
     return Path(f"{commands.directory}{os.pathsep}{ROOT}")
 

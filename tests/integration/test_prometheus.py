@@ -103,7 +103,7 @@ class Watched:
             raise AssertionError("no data for\n" + "\n".join(missing)) from None
 
     def last(self, metric: str) -> float:
-        """What was seen of it last, within a minute."""
+        """Return what was seen of it last, within a minute."""
         [result] = self.ask(f"last_over_time({metric}[1m])")
         return float(result["value"][1])
 

@@ -61,7 +61,7 @@ def serve(tmp_path: Path) -> Iterator[Any]:
 
 
 def actions_of(address: str, steps: int = 1) -> list[int]:
-    """What four environments are told to do, so many times."""
+    """Return what four environments are told to do, so many times."""
     found: list[int] = []
     with RawActor(address) as raw:
         raw.join()

@@ -1,4 +1,4 @@
-"""Which algorithm trains a run: status shows it, and another one can take its weights but not resume it."""
+"""Tests of which algorithm trains a run: status shows it, and another one can take its weights but not resume it."""
 
 from pathlib import Path
 
