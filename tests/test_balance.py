@@ -1,4 +1,4 @@
-"""Tests of which endpoint an actor is sent to: many session tables that hear of each other, seeded chance, a clock by hand."""
+"""Tests of which endpoint an actor is sent to: session tables that hear of each other, seeded chance, a fake clock."""
 
 import json
 

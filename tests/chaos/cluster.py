@@ -33,7 +33,7 @@ Numbers = dict[str, float]  # metrics by name and label, as exported
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The processes that run. The learner is the limit: an update takes `update_seconds` in which it uses no processor."""
+    """The processes that run. The learner is the limit: its updates take `update_seconds`, without a processor."""
 
     actors: int = 4
     envs: int = 16  # of each actor, in two groups

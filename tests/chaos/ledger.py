@@ -20,7 +20,7 @@ class Ledger:
         self._saved: Numbers = {}
 
     def look(self, process: int, numbers: Numbers, checkpoint: dict[str, Any]) -> None:
-        """Note what a learner, the `process`th, shows now; empty while it does not answer. And the newest checkpoint."""
+        """Note what the `process`th learner shows now, empty while it does not answer, and the newest checkpoint."""
         saved = totals_in(checkpoint)
         self._compare("checkpoint", self._saved, saved)
         growing = {name: value for name, value in numbers.items() if GROWING.match(name)}

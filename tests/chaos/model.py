@@ -51,7 +51,7 @@ class CountingModel(nn.Module):
 
 
 class UnrollCheck:
-    """Raise if something is wrong: unrolls of two pools or environments, gaps, repeats, resets out of place, others' actions.
+    """Finds what may not be: unrolls of two pools or environments, gaps, repeats, misplaced resets, wrong actions.
 
     Remembers where the last unroll of each environment ended: the next one begins with that very row, the first with
     row 0. So every step of a session is trained on once, but for those after its last full unroll.
