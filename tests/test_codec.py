@@ -336,9 +336,9 @@ def test_order_to_move_all_or_to_open_survives_the_wire() -> None:
 
 def test_decode_hello_and_welcome_of_another_version_name_both_sides() -> None:
     """B6."""
-    with pytest.raises(Mismatch, match=r"^protocol_version: this learner speaks 3, the actor 7; install the same"):
+    with pytest.raises(Mismatch, match=r"^protocol_version: this learner has 3, the actor 7; install the same"):
         codec.decode_hello(pb.Hello(protocol_version=7))
-    with pytest.raises(Mismatch, match=r"^protocol_version: this actor speaks 3, the learner 0; install the same"):
+    with pytest.raises(Mismatch, match=r"^protocol_version: this actor has 3, the learner 0; install the same"):
         codec.decode_welcome(pb.Welcome(num_envs=1, group_size=1))
 
 

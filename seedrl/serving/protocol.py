@@ -43,6 +43,7 @@ HELLO_SECONDS = 10.0  # from connecting to the first message
 READY_SECONDS = 120.0  # to build a pool
 SPARE_STREAMS = 64  # streams beyond one per slot, for actors that have not sent Hello
 MOVE_SECONDS = 5.0  # for an actor to end its half of the stream when it is redirected
+CANCEL_SECONDS = 0.1  # from the end of a stream until gRPC cancels its call, if the actor or the connection broke it
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
 
 Message = TypeVar("Message", Hello, Ready)
@@ -100,6 +101,10 @@ class SessionProtocol:
         self._goodbye: Control | None = None  # once the learner is about to end
         self.connections: dict[int, Connection] = {}  # by session id
 
+    @property
+    def longest_message(self) -> int:
+        return self._sessions.longest_message
+
     async def serve(self, stream: Stream) -> None:
         """Run one session, from Hello to the end of the stream."""
         if self._goodbye is not None:
@@ -122,6 +127,8 @@ class SessionProtocol:
             session, welcome = self._admit(hello, stream.peer())
             counted = self._metrics.sessions_evicted
             await self._session(stream, session, welcome)
+            if self._goodbye is None and not session.moved_to:
+                await asyncio.sleep(CANCEL_SECONDS)
             self._count_end(session, "left")
         except asyncio.CancelledError:
             if session is not None:

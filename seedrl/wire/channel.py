@@ -42,10 +42,11 @@ def _keepalive(patience_ms: int) -> list[tuple[str, Any]]:
     ]
 
 
-def server_options() -> list[tuple[str, Any]]:
+def server_options(longest: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
+    """Return the options of a server that takes messages of up to `longest` bytes."""
     return [
         ("grpc.so_reuseport", 0),  # a second learner on the same port must fail, not share it
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", longest),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message must not become a large one
         ("grpc.max_concurrent_streams", 8),  # of one connection; an actor needs one

@@ -235,9 +235,7 @@ def decode_report(report: pb.Report) -> Report:
 
 def _expect_version(seen: int, us: str, them: str) -> None:
     if seen != PROTOCOL_VERSION:
-        raise Mismatch(
-            f"protocol_version: {us} speaks {PROTOCOL_VERSION}, {them} {seen}; install the same seedrl on both"
-        )
+        raise Mismatch(f"protocol_version: {us} has {PROTOCOL_VERSION}, {them} {seen}; install the same seedrl on both")
 
 
 # Rows.

