@@ -281,6 +281,10 @@ def test_decode_step_numbers_at_the_bounds_are_accepted(dtype: str) -> None:
         (make_ready(shape=[2, 0]), "observation.shape"),
         (make_ready(shape=[1] * 9), "observation.shape"),
         (make_ready(choices=[1]), "action.choices"),
+        (
+            pb.Ready(observation=[pb.Array(dtype="uint8")], action=[pb.Action(choices=[2], low=[0], high=[1])]),
+            "action.choices",
+        ),
         (pb.Ready(), "observation"),
     ],
 )
