@@ -34,6 +34,7 @@ from tests.integration.waiting import DEADLINE, eventually, free_address, is_lis
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
 FLOOD_SECONDS = 8.0
+LEAST_SECONDS = 3.0  # in which it is measured from the beginning of an attack
 CALM_SECONDS = 4.0  # in which the healthy actor's rate is measured before an attack
 STREAM = "/seedrl.v1.InferenceService/Stream"
 
@@ -105,6 +106,7 @@ class Victim:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")  # the highest begins again
         memory, before, began = self.memory(), self.healthy().requests, time.monotonic()
         seen = attack(self)
+        time.sleep(max(0.0, began + LEAST_SECONDS - time.monotonic()))
         took, after = time.monotonic() - began, self.healthy().requests
         self.goes_on()
         lines = [line for line in self.process.out[said:].splitlines() if line.startswith("learner: ")]

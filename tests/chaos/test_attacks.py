@@ -28,12 +28,12 @@ BOUNDS = (
     Bound(attacks.step_of_empty_blobs, 256, 0.05, EMPTY, "INVALID_ARGUMENT"),
     Bound(attacks.ready_of_tiny_leaves, 256, 0.05, EMPTY, "INVALID_ARGUMENT"),
     Bound(attacks.large_before_hello, 1400, 0.0, "expected hello, saw step", "INVALID_ARGUMENT"),
-    Bound(attacks.compressed, 16, 0.2, "", "UNIMPLEMENTED"),
-    Bound(attacks.blocked_client, 16, 0.2, "", ""),
-    Bound(attacks.eager_pings, 16, 0.2, "", ""),
-    Bound(attacks.slow_pages, 16, 0.1, "", "0 of 40 probes failed"),
-    Bound(attacks.absurd_observations, 16, 0.2, "serving.max_observation", "INVALID_ARGUMENT"),
-    Bound(attacks.absurd_rewards, 16, 0.2, "serving.max_reward", "INVALID_ARGUMENT"),
+    Bound(attacks.compressed, 16, 0.05, "", "UNIMPLEMENTED"),
+    Bound(attacks.blocked_client, 16, 0.05, "", ""),
+    Bound(attacks.eager_pings, 16, 0.05, "", ""),
+    Bound(attacks.slow_pages, 16, 0.05, "", "0 of 40 probes failed"),
+    Bound(attacks.absurd_observations, 16, 0.05, "serving.max_observation", "INVALID_ARGUMENT"),
+    Bound(attacks.absurd_rewards, 16, 0.05, "serving.max_reward", "INVALID_ARGUMENT"),
 )
 FLOODS = (attacks.ping_flood, attacks.large_headers, attacks.continuation_flood)
 
