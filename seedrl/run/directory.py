@@ -9,6 +9,7 @@ summary.json    written at every clean end
 tensorboard/, wandb/, wandb_run_id.txt   if the settings ask for them, see monitoring/sinks.py
 curve.png       see monitoring/plots.py
 card.md         the run on one page, see trained/card.py
+.reserve        space for small files on a full disk, see reserve.py
 policy.pt2, policy.onnx, videos/   written by `seedrl export` and `seedrl record`
 """
 
