@@ -11,7 +11,7 @@ from seedrl.monitoring.curves import Curve, Group, find_runs, grouped, read_curv
 from seedrl.monitoring.plots import draw_comparison
 from seedrl.monitoring.statistics import bootstrap, iqm
 
-HEADER = ["group", "seeds", "final return", "95 %", "steps", "seconds", "steps/s"]
+HEADER = ["group", "runs", "final return", "95 %", "steps", "seconds", "steps/s"]
 
 
 def run_plot(config: PlotConfig) -> None:
@@ -20,7 +20,7 @@ def run_plot(config: PlotConfig) -> None:
         raise ConfigError(f"nothing to plot: no episode has ended in any run of {' '.join(config.runs)}")
     print(table(groups))
     draw_comparison(groups, Path(config.out))
-    print(f"drawn in {config.out}: interquartile means over seeds, bands are bootstrap 95 % intervals")
+    print(f"drawn in {config.out}: interquartile means over runs, bands are bootstrap 95 % intervals")
 
 
 def _runs(words: Sequence[str]) -> list[Path]:

@@ -1,0 +1,175 @@
+"""Tells from the rows of a run whether it learns, and if not, which setting to try. Pure; knows no algorithm by name.
+
+The return has the last word: a run whose return rises or has reached its goal is well, whatever its other numbers are.
+Where it stays or falls, the numbers that the learner and the algorithm report tell why (seedrl/algorithms/signs.py).
+Nothing bad is said in the first minute, nor of a return that is flat before a third of the run is over: many tasks are
+learned late.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from seedrl.algorithms.signs import Sign, Signs
+from seedrl.config import LearnerConfig
+from seedrl.monitoring.trend import NEEDED, Course, Trend, trend_of
+from seedrl.status import Learning, Mood
+
+CALM_SECONDS = 60.0  # at the start of a run, unless its steps are over before
+UPDATES = 10  # before which nothing bad is said either
+FALLING_SHARE, FLAT_SHARE = 0.1, 1 / 3  # of stop.env_steps, from which on a falling or flat return is pointed out
+FLAT_STEPS = 2_000_000  # from which on it is in any case
+RECENT = 0.25  # the share of the steps so far over which a number has to be a bad sign
+READINGS = 5  # rows with that number that are needed
+SKIPPED_SHARE, SKIPPED = 0.05, 3  # of recent updates, and how many at least
+DEAD_NORM = 1e-6  # of gradients: below it the epsilon of the optimizer is all that is left
+CUT = 100.0  # times algorithm.max_grad_norm
+REPORTED = "algorithm/"
+EPISODES = 100  # that a goal is about
+
+Rows = Sequence[Mapping[str, float]]
+
+
+def columns_for(signs: Signs) -> tuple[str, ...]:
+    """Return the columns of a row that a judgement needs."""
+    own = ("seconds", "updates", "skipped_updates", "episodes", "return_mean_100", "reward_per_step", "grad_norm")
+    return (*NEEDED, *own, "return_p10", "return_p90", *(f"{REPORTED}{sign.value}" for sign in signs.numbers))
+
+
+def judge(rows: Rows, config: LearnerConfig, signs: Signs) -> Learning:
+    """Return the verdict on a run from its rows, oldest first."""
+    if not rows or not rows[-1]["updates"]:
+        return Learning("early", "There has been no update yet.")
+    trend, newest, goal = trend_of(rows), rows[-1], config.stop.return_mean_100
+    score = newest.get("return_mean_100", -math.inf)
+    if goal is not None and score >= goal and newest.get("episodes", 0) >= EPISODES:
+        return Learning("reached", f"The mean return, {score:.4g}, has reached the goal of {goal:.4g}.", mood=Mood.good)
+    if trend.course is Course.rising:
+        return Learning("rising", f"The return {_moved('has risen', trend)}.", mood=Mood.good)
+    bad = None if _is_early(newest, config) else _bad_sign(rows, config, signs)
+    if bad is not None and bad[0].is_urgent:
+        return _troubled(*bad, about=_course(trend, newest))
+    if trend.course is Course.settled:
+        return _settled(trend, bad)
+    if _is_due(trend, newest, config):
+        if bad is not None:
+            return _troubled(*bad, about=_course(trend, newest))
+        change = signs.if_flat if trend.course is Course.flat else _calmer(config)
+        return Learning(trend.course.value, f"{_course(trend, newest)}.", change, Mood.bad)
+    return _early(newest)
+
+
+def _is_early(newest: Mapping[str, float], config: LearnerConfig) -> bool:
+    is_over = newest["env_steps"] >= config.stop.env_steps
+    return newest["updates"] < UPDATES or (newest["seconds"] < CALM_SECONDS and not is_over)
+
+
+def _is_due(trend: Trend, newest: Mapping[str, float], config: LearnerConfig) -> bool:
+    steps, goal = newest["env_steps"], config.stop.env_steps
+    if _is_early(newest, config):
+        return False
+    if trend.course is Course.falling:
+        return steps >= FALLING_SHARE * goal
+    return trend.course is Course.flat and steps >= min(FLAT_SHARE * goal, FLAT_STEPS)
+
+
+def _early(newest: Mapping[str, float]) -> Learning:
+    episodes = newest.get("episodes", 0)
+    if episodes:
+        ended = f"{episodes:,.0f} {'episode has' if episodes == 1 else 'episodes have'} ended so far"
+        return Learning("early", f"{ended}; a verdict takes more time.")
+    reward = newest.get("reward_per_step", 0.0)
+    return Learning("early", f"No episode has ended yet; the reward is {reward:.3g} per step.")
+
+
+def _settled(trend: Trend, bad: tuple[Sign, float] | None) -> Learning:
+    evidence = (
+        f"The return has stayed near {trend.now:.4g} for the last {trend.steps:,} steps; it began at {trend.before:.4g}"
+    )
+    if bad is None:
+        return Learning("settled", f"{evidence}.")
+    sign, value = bad
+    return Learning(
+        "settled", f"{evidence}, and {sign.meaning.format(value=value)}.", f"For more: {_lower(sign.change)}"
+    )
+
+
+def _troubled(sign: Sign, value: float, about: str) -> Learning:
+    return Learning(sign.condition, f"{about}, and {sign.meaning.format(value=value)}.", sign.change, Mood.bad)
+
+
+def _course(trend: Trend, newest: Mapping[str, float]) -> str:
+    """Return a clause about the return, without a period."""
+    low, high = newest.get("return_p10"), newest.get("return_p90")
+    if trend.course is Course.unknown:
+        return "Too few episodes have ended to judge the return"
+    if trend.course is Course.falling:
+        return f"The return {_moved('has fallen', trend)}"
+    if trend.course is Course.flat and low is not None and low == high == newest.get("return_mean_100"):
+        return f"The return is flat: all of the last episodes returned {low:.4g}"
+    if trend.course is Course.flat:
+        return f"The return is flat: {trend.before:.4g} at first, {trend.now:.4g} now, after {trend.steps:,} steps"
+    return f"The return is near {trend.now:.4g}"
+
+
+def _moved(verb: str, trend: Trend) -> str:
+    return f"{verb} from {trend.before:.4g} to {trend.now:.4g} within {trend.steps:,} steps"
+
+
+def _bad_sign(rows: Rows, config: LearnerConfig, signs: Signs) -> tuple[Sign, float] | None:
+    """Return the worst sign that recent rows show, and its value."""
+    recent = [row for row in rows if row["env_steps"] >= (1 - RECENT) * rows[-1]["env_steps"]]
+    skipped, updates = _change(recent, "skipped_updates"), _change(recent, "updates")
+    if skipped >= SKIPPED and skipped >= SKIPPED_SHARE * updates:
+        return _skipping(config), skipped
+    own = [(f"{REPORTED}{sign.value}", sign) for sign in signs.numbers]
+    found = []
+    for column, sign in [*_signs_of_gradients(config), *own]:
+        values = [row[column] for row in recent if column in row]
+        if len(values) >= READINGS and sign.is_bad(value := float(np.median(values))):
+            found.append((sign, value))
+    return min(found, key=lambda pair: not pair[0].is_urgent, default=None)
+
+
+def _change(rows: Rows, column: str) -> float:
+    return rows[-1].get(column, 0.0) - rows[0].get(column, 0.0)
+
+
+def _skipping(config: LearnerConfig) -> Sign:
+    return Sign(
+        "skipped_updates",
+        "updates skipped",
+        "{value:,.0f} updates were skipped lately, because the loss or the gradient was not finite",
+        _calmer(config),
+        is_urgent=True,
+    )
+
+
+def _signs_of_gradients(config: LearnerConfig) -> list[tuple[str, Sign]]:
+    """Return the signs in what the learner measures, whatever the algorithm is."""
+    limit = config.algorithm.max_grad_norm
+    dead = Sign(
+        "grad_norm",
+        "gradient dead",
+        "nothing is learned any more: the gradient has a norm of {value:.1g}",
+        _calmer(config),
+        below=DEAD_NORM,
+        is_urgent=True,
+    )
+    cut = Sign(
+        "grad_norm",
+        "gradient cut",
+        f"the gradient has a norm of {{value:.3g}}, of which algorithm.max_grad_norm leaves {limit:g}",
+        "Set model.popart=true." if not config.model.popart else "Lower algorithm.reward_scale.",
+        above=CUT * limit if limit else math.inf,
+    )
+    return [("grad_norm", dead), ("grad_norm", cut)]
+
+
+def _calmer(config: LearnerConfig) -> str:
+    return f"Lower algorithm.learning_rate (now {config.algorithm.learning_rate:g})."
+
+
+def _lower(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
