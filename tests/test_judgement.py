@@ -235,6 +235,11 @@ def test_judge_few_bad_readings_are_no_sign() -> None:
     assert verdict(rows).verdict == "flat"
 
 
+def test_judge_few_rows_are_enough_if_all_of_them_are_bad_readings() -> None:
+    rows = rows_of(flat, **reported(entropy=0.001))
+    assert verdict(rows[::8]).verdict == "entropy gone"
+
+
 def test_judge_few_skipped_updates_are_no_sign() -> None:
     assert verdict(rows_of(up, skipped_updates=lambda part: int(40 * part))).verdict == "rising"
     assert verdict(rows_of(flat, skipped_updates=lambda part: int(2 * part))).verdict == "flat"

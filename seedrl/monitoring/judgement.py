@@ -21,7 +21,7 @@ UPDATES = 10  # before which nothing bad is said either
 FALLING_SHARE, FLAT_SHARE = 0.1, 1 / 3  # of stop.env_steps, from which on a falling or flat return is pointed out
 FLAT_STEPS = 2_000_000  # from which on it is in any case
 RECENT = 0.25  # the share of the steps so far over which a number has to be a bad sign
-READINGS = 5  # rows with that number that are needed
+READINGS = 5  # rows with that number that are needed; older ones are taken where fewer are that recent
 SKIPPED_SHARE, SKIPPED = 0.05, 3  # of recent updates, and how many at least
 DEAD_NORM = 1e-6  # of gradients: below it the epsilon of the optimizer is all that is left
 CUT = 100.0  # times algorithm.max_grad_norm
@@ -119,7 +119,8 @@ def _moved(verb: str, trend: Trend) -> str:
 
 def _bad_sign(rows: Rows, config: LearnerConfig, signs: Signs) -> tuple[Sign, float] | None:
     """Return the worst sign that recent rows show, and its value."""
-    recent = [row for row in rows if row["env_steps"] >= (1 - RECENT) * rows[-1]["env_steps"]]
+    count = sum(row["env_steps"] >= (1 - RECENT) * rows[-1]["env_steps"] for row in rows)
+    recent = rows[-max(count, READINGS) :]
     skipped, updates = _change(recent, "skipped_updates"), _change(recent, "updates")
     if skipped >= SKIPPED and skipped >= SKIPPED_SHARE * updates:
         return _skipping(config), skipped
