@@ -131,6 +131,16 @@ def test_trend_scale_and_offset_of_returns_do_not_matter() -> None:
         assert trend_of(rows).course is Course.rising
 
 
+def test_trend_of_a_clear_rise_is_seen_in_few_blocks() -> None:
+    values = [20, 25, 30, 45, 90, 150, 400, 500, 500]
+    sums = np.cumsum([4.0 * value for value in values])
+    rows = [
+        {"env_steps": 1000.0 * number, "returns": 4.0 * number, "return_sum": total}
+        for number, total in enumerate(sums, start=1)
+    ]
+    assert {trend_of(rows[:number]).course for number in (8, 9)} <= {Course.rising, Course.settled}
+
+
 def test_trend_of_few_episodes_is_unknown() -> None:
     rows = rows_of(up)
     assert trend_of([]).course is Course.unknown

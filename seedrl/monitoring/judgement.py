@@ -84,9 +84,7 @@ def _early(newest: Mapping[str, float]) -> Learning:
 
 
 def _settled(trend: Trend, bad: tuple[Sign, float] | None) -> Learning:
-    evidence = (
-        f"The return has stayed near {trend.now:.4g} for the last {trend.steps:,} steps; it began at {trend.before:.4g}"
-    )
+    evidence = f"The return is {trend.now:.4g}, up from {trend.before:.4g} at first, and does not clearly rise any more"
     if bad is None:
         return Learning("settled", f"{evidence}.")
     sign, value = bad

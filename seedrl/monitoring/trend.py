@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 BLOCKS = 24
 EPISODES = 4  # that a block needs; otherwise it is joined with the next one
-LEAST = 6  # blocks of the second half, without which nothing is said
+LEAST, FIRST = 6, 2  # recent and first blocks, without which nothing is said; earlier ones count as recent if need be
+TELLING = 12  # blocks, without which none is called flat: a rise might just not be seen
 SURE = 2.33  # standard deviations; chance alone exceeds them once in a hundred times
 LOST = 0.4  # the share of what was gained that has to be lost again before the return is called falling
 NEEDED = ("env_steps", "returns", "return_sum")  # columns of a row
@@ -43,23 +44,25 @@ class Trend(NamedTuple):
 def trend_of(rows: Rows) -> Trend:
     """Return the trend of rows in the order of their steps; those without returns are left out."""
     ends, values = blocks_of(rows)
-    steps = int(ends[-1]) if len(ends) else 0
-    recent = values[ends > steps / 2]
-    if len(recent) < LEAST:
+    if len(values) < LEAST + FIRST:
         return Trend(Course.unknown)
-    third = len(recent) // 3
+    steps = int(ends[-1])
+    count = max(LEAST, int((ends > steps / 2).sum()))
+    recent, window = values[-count:], steps - int(ends[-count - 1])
+    third = count // 3
     before, now = float(recent[:third].mean()), float(recent[-third:].mean())
-    first = values[: max(third, len(values) // 4)]
+    first = values[: max(FIRST, len(values) // 4)]
     slope = rank_trend(recent)
     if slope > SURE and now > before:
-        return Trend(Course.rising, before, now, steps // 2)
+        return Trend(Course.rising, before, now, window)
     start, best = float(first.mean()), _best(values, third)
-    is_above = rank_difference(first, recent) > SURE
+    rise = [rank_difference(first, recent), rank_trend(values)]  # since the beginning; the latter needs fewer blocks
+    is_above = max(rise) > SURE
     if is_above and best - now < LOST * (best - start):
-        return Trend(Course.settled, start, now, steps // 2)
-    if is_above or slope < -SURE or rank_difference(first, recent) < -SURE:
+        return Trend(Course.settled, start, now, window)
+    if is_above or min(slope, *rise) < -SURE:
         return Trend(Course.falling, max(best, start), now, steps)
-    return Trend(Course.flat, start, now, steps)
+    return Trend(Course.flat, start, now, steps) if len(values) >= TELLING else Trend(Course.unknown)
 
 
 def blocks_of(rows: Rows, count: int = BLOCKS) -> tuple[Values, Values]:
