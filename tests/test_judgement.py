@@ -240,6 +240,13 @@ def test_judge_bad_signs_of_a_run_that_learns_are_no_alarm() -> None:
     assert settled.change == "For more: raise algorithm.entropy_cost (now 0.01)."
 
 
+def test_judge_settled_return_is_not_advised_by_what_does_not_hold_it_back() -> None:
+    bad = reported(explained_variance=-9.0, clipped_ratio=0.9)
+    assert verdict(rows_of(rise_and_stay, **bad)).change == ""
+    solved = rows_of(rise_and_stay, **reported(entropy=0.0), return_p10=500.0, return_p90=500.0)
+    assert verdict(solved).change == "", "all episodes return the same"
+
+
 def test_judge_few_bad_readings_are_no_sign() -> None:
     rows = rows_of(flat, **reported(entropy=lambda part: 0.0 if part > 0.95 else 0.5))
     assert verdict(rows).verdict == "flat"

@@ -155,6 +155,7 @@ def actor_critic_signs(config: AlgorithmConfig, actions: Actions, model: nn.Modu
         "the policy hardly explores any more (entropy {value:.2g})",
         bolder,
         below=actions.narrow_entropy,
+        is_ceiling=True,
     )
     unmoved = Sign(
         "entropy",

@@ -22,6 +22,7 @@ class Sign:
     below: float = -math.inf  # a number below this is a bad sign
     above: float = math.inf  # a number above this is a bad sign
     is_urgent: bool = False  # it is trouble even if it is too early to judge the return
+    is_ceiling: bool = False  # it also keeps a return that has risen from rising further
 
     def is_bad(self, value: float) -> bool:
         return value < self.below or value > self.above

@@ -47,14 +47,14 @@ def judge(rows: Rows, config: LearnerConfig, signs: Signs) -> Learning:
         return Learning("reached", f"The mean return, {score:.4g}, has reached the goal of {goal:.4g}.", mood=Mood.good)
     if trend.course is Course.rising:
         return Learning("rising", f"The return {_moved('has risen', trend)}.", mood=Mood.good)
-    bad = None if _is_early(newest, config) else _bad_sign(rows, config, signs)
-    if bad is not None and bad[0].is_urgent:
-        return _troubled(*bad, about=_course(trend, newest))
+    bad = [] if _is_early(newest, config) else _bad_signs(rows, config, signs)
+    if bad and bad[0][0].is_urgent:
+        return _troubled(*bad[0], about=_course(trend, newest))
     if trend.course is Course.settled:
-        return _settled(trend, bad)
+        return _settled(trend, newest, bad)
     if _is_due(trend, newest, config):
-        if bad is not None:
-            return _troubled(*bad, about=_course(trend, newest))
+        if bad:
+            return _troubled(*bad[0], about=_course(trend, newest))
         change = signs.if_flat if trend.course is Course.flat else _calmer(config)
         return Learning(trend.course.value, f"{_course(trend, newest)}.", change, Mood.bad)
     return _early(newest)
@@ -83,11 +83,13 @@ def _early(newest: Mapping[str, float]) -> Learning:
     return Learning("early", f"No episode has ended yet; the reward is {reward:.3g} per step.")
 
 
-def _settled(trend: Trend, bad: tuple[Sign, float] | None) -> Learning:
+def _settled(trend: Trend, newest: Mapping[str, float], bad: Sequence[tuple[Sign, float]]) -> Learning:
+    """Return a verdict that is neither good nor bad: this may be the best that is possible."""
     evidence = f"The return is {trend.now:.4g}, up from {trend.before:.4g} at first, and does not clearly rise any more"
-    if bad is None:
+    ceilings = [] if _are_alike(newest) else [pair for pair in bad if pair[0].is_ceiling]
+    if not ceilings:
         return Learning("settled", f"{evidence}.")
-    sign, value = bad
+    sign, value = ceilings[0]
     return Learning(
         "settled", f"{evidence}, and {sign.meaning.format(value=value)}.", f"For more: {_lower(sign.change)}"
     )
@@ -99,36 +101,41 @@ def _troubled(sign: Sign, value: float, about: str) -> Learning:
 
 def _course(trend: Trend, newest: Mapping[str, float]) -> str:
     """Return a clause about the return, without a period."""
-    low, high = newest.get("return_p10"), newest.get("return_p90")
     if trend.course is Course.unknown:
         return "Too few episodes have ended to judge the return"
     if trend.course is Course.falling:
         return f"The return {_moved('has fallen', trend)}"
-    if trend.course is Course.flat and low is not None and low == high == newest.get("return_mean_100"):
-        return f"The return is flat: all of the last episodes returned {low:.4g}"
+    if trend.course is Course.flat and _are_alike(newest):
+        return f"The return is flat: all of the last episodes returned {newest['return_mean_100']:.4g}"
     if trend.course is Course.flat:
         return f"The return is flat: {trend.before:.4g} at first, {trend.now:.4g} now, after {trend.steps:,} steps"
     return f"The return is near {trend.now:.4g}"
+
+
+def _are_alike(newest: Mapping[str, float]) -> bool:
+    """Return whether all of the last episodes had the same return."""
+    low, high = newest.get("return_p10"), newest.get("return_p90")
+    return low is not None and low == high == newest.get("return_mean_100")
 
 
 def _moved(verb: str, trend: Trend) -> str:
     return f"{verb} from {trend.before:.4g} to {trend.now:.4g} within {trend.steps:,} steps"
 
 
-def _bad_sign(rows: Rows, config: LearnerConfig, signs: Signs) -> tuple[Sign, float] | None:
-    """Return the worst sign that recent rows show, and its value."""
+def _bad_signs(rows: Rows, config: LearnerConfig, signs: Signs) -> list[tuple[Sign, float]]:
+    """Return the bad signs that recent rows show with their values, worst first."""
     count = sum(row["env_steps"] >= (1 - RECENT) * rows[-1]["env_steps"] for row in rows)
     recent = rows[-max(count, READINGS) :]
     skipped, updates = _change(recent, "skipped_updates"), _change(recent, "updates")
     if skipped >= SKIPPED and skipped >= SKIPPED_SHARE * updates:
-        return _skipping(config), skipped
+        return [(_skipping(config), skipped)]
     own = [(f"{REPORTED}{sign.value}", sign) for sign in signs.numbers]
     found = []
     for column, sign in [*_signs_of_gradients(config), *own]:
         values = [row[column] for row in recent if column in row]
         if len(values) >= READINGS and sign.is_bad(value := float(np.median(values))):
             found.append((sign, value))
-    return min(found, key=lambda pair: not pair[0].is_urgent, default=None)
+    return sorted(found, key=lambda pair: not pair[0].is_urgent)
 
 
 def _change(rows: Rows, column: str) -> float:
