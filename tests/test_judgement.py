@@ -247,6 +247,11 @@ def test_judge_settled_return_is_not_advised_by_what_does_not_hold_it_back() -> 
     assert verdict(solved).change == "", "all episodes return the same"
 
 
+def test_judge_solved_task_without_any_gradient_left_is_no_alarm() -> None:
+    found = verdict(rows_of(rise_and_stay, noise=0.0, grad_norm=0.0, return_p10=500.0, return_p90=500.0))
+    assert (found.verdict, found.mood, found.change) == ("settled", Mood.open, "")
+
+
 def test_judge_few_bad_readings_are_no_sign() -> None:
     rows = rows_of(flat, **reported(entropy=lambda part: 0.0 if part > 0.95 else 0.5))
     assert verdict(rows).verdict == "flat"
@@ -265,6 +270,13 @@ def test_judge_few_skipped_updates_are_no_sign() -> None:
 def test_judge_goal_that_is_reached_is_good_however_flat_the_return_is() -> None:
     found = verdict(rows_of(flat, **reported(entropy=0.0)), goal=20.0)
     assert (found.verdict, found.mood) == ("reached", Mood.good)
+
+
+def test_judge_newest_episodes_beyond_the_goal_are_good_before_the_mean_of_100_is() -> None:
+    found = verdict(rows_of(rise_and_stay, return_mean_100=300.0), goal=475.0)
+    assert (found.verdict, found.mood) == ("rising", Mood.good)
+    assert "the mean of 100 follows" in found.evidence
+    assert verdict(rows_of(rise_and_stay, return_mean_100=300.0), goal=600.0).verdict == "settled"
 
 
 def test_judge_equal_returns_are_said_to_be_equal() -> None:

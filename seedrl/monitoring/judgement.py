@@ -41,23 +41,32 @@ def judge(rows: Rows, config: LearnerConfig, signs: Signs) -> Learning:
     """Return the verdict on a run from its rows, oldest first."""
     if not rows or not rows[-1]["updates"]:
         return Learning("early", "There has been no update yet.")
-    trend, newest, goal = trend_of(rows), rows[-1], config.stop.return_mean_100
+    trend, newest = trend_of(rows), rows[-1]
+    if good := _good(trend, newest, config.stop.return_mean_100):
+        return good
+    bad = [] if _is_early(newest, config) else _bad_signs(rows, config, signs)
+    if trend.course is Course.settled:
+        return _settled(trend, newest, bad)
+    is_due = _is_due(trend, newest, config)
+    if bad and (is_due or bad[0][0].is_urgent):
+        return _troubled(*bad[0], about=_course(trend, newest))
+    if is_due:
+        change = signs.if_flat if trend.course is Course.flat else _calmer(config)
+        return Learning(trend.course.value, f"{_course(trend, newest)}.", change, Mood.bad)
+    return _early(newest)
+
+
+def _good(trend: Trend, newest: Mapping[str, float], goal: float | None) -> Learning | None:
+    """Return the verdict on a run that needs no other; None if this is not one."""
     score = newest.get("return_mean_100", -math.inf)
     if goal is not None and score >= goal and newest.get("episodes", 0) >= EPISODES:
         return Learning("reached", f"The mean return, {score:.4g}, has reached the goal of {goal:.4g}.", mood=Mood.good)
     if trend.course is Course.rising:
         return Learning("rising", f"The return {_moved('has risen', trend)}.", mood=Mood.good)
-    bad = [] if _is_early(newest, config) else _bad_signs(rows, config, signs)
-    if bad and bad[0][0].is_urgent:
-        return _troubled(*bad[0], about=_course(trend, newest))
-    if trend.course is Course.settled:
-        return _settled(trend, newest, bad)
-    if _is_due(trend, newest, config):
-        if bad:
-            return _troubled(*bad[0], about=_course(trend, newest))
-        change = signs.if_flat if trend.course is Course.flat else _calmer(config)
-        return Learning(trend.course.value, f"{_course(trend, newest)}.", change, Mood.bad)
-    return _early(newest)
+    if goal is not None and trend.course is Course.settled and trend.now >= goal:
+        beyond = f"The newest episodes return {trend.now:.4g}, beyond the goal of {goal:.4g}; the mean of 100 follows."
+        return Learning("rising", beyond, mood=Mood.good)
+    return None
 
 
 def _is_early(newest: Mapping[str, float], config: LearnerConfig) -> bool:
@@ -85,7 +94,9 @@ def _early(newest: Mapping[str, float]) -> Learning:
 
 def _settled(trend: Trend, newest: Mapping[str, float], bad: Sequence[tuple[Sign, float]]) -> Learning:
     """Return a verdict that is neither good nor bad: this may be the best that is possible."""
-    evidence = f"The return is {trend.now:.4g}, up from {trend.before:.4g} at first, and does not clearly rise any more"
+    evidence = (
+        f"The newest episodes return {trend.now:.4g}, the first {trend.before:.4g}; it does not clearly rise any more"
+    )
     ceilings = [] if _are_alike(newest) else [pair for pair in bad if pair[0].is_ceiling]
     if not ceilings:
         return Learning("settled", f"{evidence}.")
