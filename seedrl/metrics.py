@@ -158,9 +158,9 @@ def counters(label: str, values: tuple[str, ...], meaning: str) -> Any:
     return field(default_factory=lambda: dict.fromkeys(values, 0), metadata={"metric": declaration})
 
 
-def gauge(meaning: str) -> Any:
+def gauge(meaning: str, at_first: float = 0.0) -> Any:
     """Declare a number that goes up and down."""
-    return field(default=0.0, metadata={"metric": Declaration(Kind.gauge, meaning)})
+    return field(default=at_first, metadata={"metric": Declaration(Kind.gauge, meaning)})
 
 
 def gauges(label: str, values: tuple[str, ...], meaning: str) -> Any:
@@ -316,8 +316,8 @@ class LearningMetrics:
         SECONDS, "Time from the end of an optimizer step until its weights are served"
     )
     algorithm: ReportedValues = reported("value", "Numbers that the algorithm reports about a recent update")
-    grad_norm: float = gauge("Norm of the gradient before clipping")
-    learning_rate: float = gauge("Step size of the optimizer")
+    grad_norm: float = gauge("Norm of the gradient before clipping; NaN before the first update", math.nan)
+    learning_rate: float = gauge("Step size of the optimizer; NaN before the first update", math.nan)
     checkpoint_seconds: Histogram = histogram(SECONDS, "Time to write a checkpoint")
     checkpoints_failed: int = counter("Checkpoints that could not be written")
     checkpoints_damaged: int = counter("Checkpoints found damaged when the run was resumed; an earlier one was used")
@@ -357,7 +357,7 @@ class LearnerState:
     length_quantile: dict[str, float] = gauges(
         "quantile", QUANTILES, "Quantiles of the lengths of the last 100 episodes; NaN before the first one"
     )
-    reward_per_step: float = gauge("Mean reward per step over the last seconds, unclipped; it needs no episode to end")
+    reward_per_step: float = gauge("Mean reward per step over the last seconds, unclipped; NaN if there was no step")
     learning: dict[str, float] = gauges(
         "mood", MOODS, "1 for the mood of the verdict on learning: good, open (neither, or not known) or bad"
     )

@@ -101,6 +101,12 @@ def test_row_reward_per_step_needs_no_episode_to_end() -> None:
     assert (row["return_mean_100"], row["reward_per_step"]) == (None, 0.25)
 
 
+def test_row_without_a_step_has_no_reward_per_step_rather_than_a_false_zero() -> None:
+    scene = Scene()
+    scene.clock.advance(5.0)
+    assert "reward_per_step" not in scene.row()
+
+
 def test_row_quantiles_are_those_of_the_returns_and_not_of_buckets() -> None:
     scene = Scene()
     scene.serving.returns.extend([0.9, 0.95, 0.96, 0.97, 1.0])

@@ -88,8 +88,9 @@ def _early(newest: Mapping[str, float]) -> Learning:
     if episodes:
         ended = f"{episodes:,.0f} {'episode has' if episodes == 1 else 'episodes have'} ended so far"
         return Learning("early", f"{ended}; a verdict takes more time.")
-    reward = newest.get("reward_per_step", 0.0)
-    return Learning("early", f"No episode has ended yet; the reward is {reward:.3g} per step.")
+    reward = newest.get("reward_per_step")
+    known = "" if reward is None else f"; the reward is {reward:.3g} per step"
+    return Learning("early", f"No episode has ended yet{known}.")
 
 
 def _settled(trend: Trend, newest: Mapping[str, float], bad: Sequence[tuple[Sign, float]]) -> Learning:

@@ -113,7 +113,8 @@ def _columns(rows: Sequence[dict[str, str]], width: int) -> list[str]:
 
 
 def _before_returns(row: dict[str, float]) -> str:
-    return f"– (no episode has ended; reward {row.get('reward_per_step', 0.0):.3g} per step)"
+    reward = f"; reward {row['reward_per_step']:.3g} per step" if "reward_per_step" in row else ""
+    return f"– (no episode has ended{reward})"
 
 
 def _learner_lines(status: Status) -> list[str]:

@@ -208,7 +208,7 @@ PANELS = (
         "The verdict of the learner, which its own page and seedrl status explain: good, bad, or open, which is "
         "neither, or too early to tell.",
         Unit.number,
-        (("seedrl_learning", "{mood}"),),
+        tuple((f'seedrl_learning{{mood="{mood}"}}', mood) for mood in ("open", "bad", "good")),
         stacked=True,
         max=1.0,
     ),

@@ -88,7 +88,7 @@ class Reporter:
         state.eval_return_mean = math.nan if eval_mean is None else eval_mean
         state.return_quantile |= watched.serving.return_quantiles()
         state.length_quantile |= watched.serving.length_quantiles()
-        state.reward_per_step = self._recorder.row.get("reward_per_step", 0.0)
+        state.reward_per_step = self._recorder.row.get("reward_per_step", math.nan)
         state.learning = {mood: float(mood == self._recorder.learning.mood) for mood in MOODS}
         state.checkpoint_interval_seconds = config.checkpoint.seconds
 

@@ -84,7 +84,7 @@ class Sampler:
             **{f"return_p{100 * float(share):.0f}": value for share, value in serving.return_quantiles().items()},
             "returns": serving.episode_return.count,
             "return_sum": serving.episode_return.sum,
-            "reward_per_step": _ratio(change["reward_sum"], change["own_steps"]),
+            **({"reward_per_step": _ratio(change["reward_sum"], change["own_steps"])} if change["own_steps"] else {}),
             "eval_steps": serving.eval_steps,
             "eval_episodes": serving.eval_episodes,
             "eval_return_mean_100": serving.eval_return_mean_100,

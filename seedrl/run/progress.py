@@ -78,7 +78,7 @@ class ProgressDisplay:
             ("steps", f"{row['env_steps']:,} / {goal:,}"),
             ("steps/s", f"{rate:,.0f}"),
             ("return", ("–" if score is None else f"{score:.2f}") + ("" if target is None else f" → {target:g}")),
-            *([] if score is not None else [("reward/step", f"{row['reward_per_step']:.3g}")]),
+            *([] if score is not None or "reward_per_step" not in row else [_reward(row)]),
             *_evaluation(row),
             ("learning", row["learning"]),
             ("episodes", f"{row['episodes']:,}"),
@@ -91,6 +91,10 @@ class ProgressDisplay:
             *[(words, f"{row[name]:,}") for name, words in TROUBLE.items() if row[name]],
             ("ETA", duration((goal - row["env_steps"]) / rate) if rate > 0 else "–"),
         ]
+
+
+def _reward(row: Row) -> tuple[str, str]:
+    return "reward/step", f"{row['reward_per_step']:.3g}"
 
 
 def _evaluation(row: Row) -> list[tuple[str, str]]:
