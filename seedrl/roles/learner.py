@@ -175,12 +175,18 @@ class LearnerProcess:
     def _start_threads(self) -> None:
         assert self.training is not None
         self.clock.start()
-        store = self.training.store
+        training, store = self.training, self.training.store
         running = Running(
-            store, store.columns.nbytes, self.training.policy, self.inference.batches, self.training.algorithm
+            store,
+            store.columns.nbytes,
+            training.policy,
+            self.inference.batches,
+            training.algorithm,
+            training.is_on_policy,
+            training.signs,
         )
         self.monitor.begin(running, self.clock.seconds_before)
-        self.training.thread.start()
+        training.thread.start()
         self.inference.begin(on_ready=self._become_ready)
 
     def _watch(self) -> None:
@@ -207,7 +213,7 @@ class LearnerProcess:
         self.events.close(CALLBACK_SECONDS)
         self.display.close()
         counts = counts or counts_of(self.serving, self.learning)
-        summary = summarize(self.config, self.stop, counts, self.clock.seconds)
+        summary = summarize(self.config, self.stop, counts, self.clock.seconds, self.monitor.finish())
         if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
             self._write_summary(summary)
         self.membership.enter(State.DONE if self.stop.failure is None else State.FAILED, self.stop.reason)
