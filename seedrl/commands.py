@@ -27,6 +27,7 @@ from seedrl.config import (
     BenchConfig,
     CardConfig,
     CertsConfig,
+    CheckConfig,
     ControlConfig,
     DoctorConfig,
     EvalConfig,
@@ -47,6 +48,7 @@ from seedrl.launching.overrides import override
 from seedrl.launching.torchrun import is_under_torchrun, write_error_file
 from seedrl.ranks.settings import settings_of_rank
 from seedrl.run.identity import identity
+from seedrl.tracebacks import report
 from seedrl.validation import check
 from seedrl.wire.address import refuse_if_taken
 
@@ -134,6 +136,12 @@ def _status(config: StatusConfig) -> None:
     run_status(config)
 
 
+def _check(config: CheckConfig) -> None:
+    from seedrl.roles.check import run_check
+
+    run_check(config)
+
+
 def _doctor(config: DoctorConfig) -> None:
     from seedrl.monitoring.doctor import run_doctor
 
@@ -191,6 +199,7 @@ COMMANDS = {
         words="do",
     ),
     "status": Command("show a running learner, its actors and what limits them", StatusConfig, _status),
+    "check": Command("examine an environment, or a model of your own: seedrl check env.id=X", CheckConfig, _check),
     "doctor": Command("check a run before it starts, or find the bottleneck of a running one", DoctorConfig, _doctor),
     "export": Command("export a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export),
     "record": Command("record a trained policy as mp4, GIF and a picture of its frames", RecordConfig, _record),
@@ -254,13 +263,18 @@ def execute(name: str, arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _errors_as_exit_codes(name: str) -> Iterator[None]:
-    """End the process with one line and an exit code of its own for each of our errors."""
+    """End the process with one line, the traceback of foreign code if there is one, and an exit code."""
     try:
         yield
     except SeedrlError as error:
-        print(f"seedrl {identity(name)}: {error}", file=sys.stderr)
+        print(f"seedrl {identity(name)}: {report(error)}", file=sys.stderr)
         write_error_file(str(error), error.exit_code)
         raise SystemExit(error.exit_code) from error
+    except (HydraException, OmegaConfBaseException):
+        raise
+    except Exception as error:  # Hydra would hide most of the traceback
+        print(f"seedrl {identity(name)}: {report(error)}", file=sys.stderr)
+        raise SystemExit(SeedrlError.exit_code) from error
 
 
 def _words_as_setting(command: Command, arguments: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ import torch
 
 from seedrl.config import LearnerConfig
 from seedrl.device import choose_device
-from seedrl.errors import RankLost, RunDirectoryError, SeedrlError, ThreadDied
+from seedrl.errors import RankLost, RunDirectoryError, ThreadDied
 from seedrl.learning.loop import POLL_SECONDS
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.life import Running, Watched
@@ -41,6 +41,7 @@ from seedrl.serving.seats import planned_seats
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
 from seedrl.specs import EnvSpec
+from seedrl.tracebacks import failed, report
 from seedrl.validation import check
 from seedrl.wire.messages import Command
 
@@ -128,6 +129,7 @@ class LearnerProcess:
         summary = self._shut_down()
         self.peers.leave()
         if self.stop.failure is not None:
+            self._log_failure(self.stop.failure)
             raise self.stop.failure
         if self.learning.updates:
             self.display.say(closing_words(summary, str(self.run_directory.path)))
@@ -136,6 +138,13 @@ class LearnerProcess:
     def _log(self) -> Path | None:
         """Return where a rank writes that is not the first, which has the terminal."""
         return None if self.peers.identity.is_first else self.run_directory.logs / "learner.log"
+
+    def _log_failure(self, failure: BaseException) -> None:
+        """Append the failure to the log of the role; whatever started this process prints it as well."""
+        with contextlib.suppress(OSError):
+            self.run_directory.logs.mkdir(exist_ok=True)
+            with (self.run_directory.logs / "learner.log").open("a") as log:
+                print(f"seedrl {self.peers.identity}: {report(failure)}", file=log)
 
     def _turn_away(self) -> None:
         """Stop being ready; runs in the thread that asks to stop."""
@@ -247,9 +256,7 @@ class LearnerProcess:
 
     def thread_died(self, error: BaseException) -> None:
         name = threading.current_thread().name
-        failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
-        failure.__cause__ = error if failure is not error else None
-        self.stop.fail(failure)
+        self.stop.fail(failed(ThreadDied, f"thread {name} died", error))
 
     def _become_ready(self) -> None:
         """Runs in the server thread."""
