@@ -22,6 +22,7 @@ from seedrl.run.totals import Counts, score_of
 from seedrl.specs import EnvSpec, decoded_spec, encoded_spec
 
 NEWEST, BEST = "newest", "best"
+SHOWN = 4  # differences in a message
 
 
 class Restorable(Protocol):
@@ -103,10 +104,23 @@ def spec_of(checkpoint: Checkpoint) -> EnvSpec:
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    try:
-        model.load_state_dict(files.without_prefix("model", checkpoint.tensors))
-    except RuntimeError as error:
-        raise RunDirectoryError(f"the checkpoint does not fit this model: {error}") from error
+    """Load the weights of a checkpoint. Raises RunDirectoryError, naming what differs, if they are another model's."""
+    saved, own = files.without_prefix("model", checkpoint.tensors), model.state_dict()
+    if differing := _differences(saved, own):
+        more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+        origin = f". It was trained on {spec_of(checkpoint)}" if "spec" in checkpoint.state else ""
+        raise RunDirectoryError(f"the checkpoint does not fit this model: {'; '.join(differing[:SHOWN])}{more}{origin}")
+    model.load_state_dict(saved)
+
+
+def _differences(saved: Tensors, own: Tensors) -> list[str]:
+    """Return in words how the weights of a checkpoint differ from those of a model."""
+    found = [f"it has no {name}" for name in own if name not in saved]
+    found += [f"its {name} is unknown here" for name in saved if name not in own]
+    for name in own:
+        if name in saved and saved[name].shape != own[name].shape:
+            found.append(f"its {name} is {list(saved[name].shape)} and {list(own[name].shape)} here")
+    return found
 
 
 def chosen_checkpoint(run: Path, which: str, warn: Callable[[str], None]) -> Checkpoint:
