@@ -15,8 +15,18 @@ from numpy.typing import NDArray
 from envs_server.first_rows import faults_of_rows
 from envs_server.pool import Pool, make_pool
 from envs_server.spaces import ActionSpace, ObservationSpace
-from envs_server.stepping import MakeEnv, expect_interface, expect_number, expect_step, find_env, made, reset
+from envs_server.stepping import (
+    MakeEnv,
+    expect_interface,
+    expect_number,
+    expect_step,
+    find_env,
+    made,
+    reset,
+    said_of,
+)
 from seedrl.errors import EnvFailed
+from seedrl.plugins import OWN
 from seedrl.rows import ENDED, RESET, TERMINATED, Rows
 from seedrl.sizes import available_cores
 from seedrl.specs import MASK, Arrays, ContinuousSpec, EnvSpec, as_tree, leaves, tree_map
@@ -38,6 +48,10 @@ class Finding(NamedTuple):
     words: str
     traceback: str = ""
 
+    def __str__(self) -> str:
+        line = f"{self.level:<8} {self.about:<10} {self.words}"
+        return f"{line}\n{self.traceback}" if self.traceback else line
+
 
 class Played(NamedTuple):
     """Some steps of a pool: its rows, and how long they took."""
@@ -45,6 +59,15 @@ class Played(NamedTuple):
     rows: list[Rows]
     steps: int  # all rows but resets
     seconds: float  # spent in the pool
+
+
+def check_env(make_env: MakeEnv, steps: int = 1000, **options: Any) -> list[Finding]:
+    """Examine environments of a program of its own, and print the findings: `make_env(**options)` makes one."""
+    found = []
+    for finding in examine(Welcome(0, OWN, options, 1, 1, seed=1), steps, [], make_env):
+        print(finding, flush=True)
+        found.append(finding)
+    return found
 
 
 def examine(job: Welcome, steps: int, specs: list[EnvSpec], make_env: MakeEnv | None = None) -> Iterator[Finding]:
@@ -93,24 +116,27 @@ def examine_interface(make: MakeEnv, options: dict[str, Any]) -> Iterator[Findin
 def _interface_faults(env: Any) -> Iterator[tuple[str, str]]:
     observations, actions = ObservationSpace(env.observation_space), ActionSpace(env.action_space)
     spec, random = EnvSpec(observations.spec, actions.spec), np.random.default_rng(1)
-    observation, info = reset(env, 1)
+    (observation, info), method = reset(env, 1), "reset"
     for _ in range(INTERFACE_STEPS):
         faults = list(observations.faults(observation))
-        yield from (("error", fault) for fault in faults)
-        yield from (("warning", excess) for excess in ([] if faults else observations.excesses(observation)))
+        yield from (("error", said_of(env, method, fault)) for fault in faults)
+        excesses = [] if faults else observations.excesses(observation)
+        yield from (("warning", said_of(env, method, excess)) for excess in excesses)
         action = random_action(spec, random, _allowed(info, observation))
         own = actions.nested(tree_map(lambda leaf: leaf[0], action))
-        observation, reward, terminated, truncated, info = expect_step(env.step(own))
-        if not math.isfinite(expect_number(reward)):
-            yield "error", f"the reward must be finite; step returned {reward}"
+        observation, reward, terminated, truncated, info = expect_step(env, env.step(own))
+        if not math.isfinite(expect_number(env, reward)):
+            yield "error", said_of(env, "step", f"the reward must be finite; step returned {reward}")
         if not isinstance(info, dict):
-            yield "error", f"info must be a dict; step returned {type(info).__name__}"
+            yield "error", said_of(env, "step", f"info must be a dict; step returned {type(info).__name__}")
             return
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
-                yield "warning", f"{name} should be a bool; step returned {type(flag).__name__}"
+                words = f"{name} should be a bool; step returned {type(flag).__name__}"
+                yield "warning", said_of(env, "step", words)
+        method = "step"
         if terminated or truncated:
-            observation, info = reset(env, None)
+            (observation, info), method = reset(env, None), "reset"
 
 
 def _allowed(info: dict[str, Any], observation: Any) -> NDArray[Any] | None:

@@ -17,7 +17,7 @@ from seedrl.errors import ConfigError, EnvFailed
 from seedrl.plugins import import_module
 from seedrl.rows import RESET, TERMINATED, TRUNCATED
 from seedrl.specs import MASK, Arrays, ArraySpec, EnvSpec, tree_map
-from seedrl.tracebacks import failed, is_of_the_call, place_of
+from seedrl.tracebacks import failed, is_of_the_call, place_of, place_of_code
 
 OBSERVATION = "observation"  # the leaf beside a mask that came with info
 GYMNASIUM = "gymnasium"
@@ -88,23 +88,25 @@ class Envs:
         if self._begins[number]:
             return self._reset(number, None)  # the seed of the first reset decides the later ones
         own = self._actions.nested(tree_map(lambda leaf: leaf[number], action))
-        observation, reward, terminated, truncated, info = expect_step(self._envs[number].step(own))
+        env = self._envs[number]
+        observation, reward, terminated, truncated, info = expect_step(env, env.step(own))
         self._begins[number] = bool(terminated or truncated)
         flags = TERMINATED if terminated else TRUNCATED if truncated else 0
-        self._expect_observation(observation)
-        return Row(observation, expect_number(reward), flags, info)
+        self._expect_observation(env, "step", observation)
+        return Row(observation, expect_number(env, reward), flags, info)
 
     def _reset(self, number: int, seed: int | None) -> Row:
         self._begins[number] = False
-        observation, info = reset(self._envs[number], seed)
-        self._expect_observation(observation)
+        env = self._envs[number]
+        observation, info = reset(env, seed)
+        self._expect_observation(env, "reset", observation)
         return Row(observation, 0.0, RESET, info)
 
-    def _expect_observation(self, observation: Any) -> None:
+    def _expect_observation(self, env: Any, method: str, observation: Any) -> None:
         if self._unchecked:
             self._unchecked -= 1
             for fault in self._observations.faults(observation):
-                raise EnvFailed(fault)
+                raise EnvFailed(said_of(env, method, fault))
 
     def _stepped(self, rows: Sequence[Row]) -> Stepped:
         observation = self._observations.stacked([row.observation for row in rows])
@@ -153,33 +155,38 @@ def reset(env: Any, seed: int | None) -> tuple[Any, dict[str, Any]]:
         result = env.reset(seed=seed)
     except TypeError as error:
         if is_of_the_call(error):
-            raise EnvFailed(f"reset must take seed=…, as in Gymnasium: def reset(self, seed=None); {error}") from error
+            words = f"reset must take seed=…, as in Gymnasium: def reset(self, seed=None); {error}"
+            raise EnvFailed(said_of(env, "reset", words)) from error
         raise
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-        raise EnvFailed(
-            f"reset must return (observation, info) with a dict as info, as in Gymnasium; it returned {brief(result)}"
-        )
+        words = "reset must return (observation, info) with a dict as info, as in Gymnasium"
+        raise EnvFailed(said_of(env, "reset", f"{words}; it returned {brief(result)}"))
     return result
 
 
-def expect_step(result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+def expect_step(env: Any, result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
     """Return what `step` has returned. Raises EnvFailed if that is not what Gymnasium's interface asks for."""
     if not isinstance(result, tuple) or len(result) != 5:
         is_old = isinstance(result, tuple) and len(result) == 4
         hint = "; this is the interface of old Gym: return terminated and truncated instead of done" if is_old else ""
-        raise EnvFailed(
-            "step must return (observation, reward, terminated, truncated, info), as in Gymnasium; "
-            f"it returned {brief(result)}{hint}"
-        )
+        words = "step must return (observation, reward, terminated, truncated, info), as in Gymnasium"
+        raise EnvFailed(said_of(env, "step", f"{words}; it returned {brief(result)}{hint}"))
     return result
 
 
-def expect_number(reward: Any) -> float:
+def expect_number(env: Any, reward: Any) -> float:
     """Return a reward as a float. Raises EnvFailed if it is not one number."""
     try:
         return float(np.asarray(reward).item())
     except (TypeError, ValueError) as error:
-        raise EnvFailed(f"the reward must be one number; step returned {brief(reward)}") from error
+        words = f"the reward must be one number; step returned {brief(reward)}"
+        raise EnvFailed(said_of(env, "step", words)) from error
+
+
+def said_of(env: Any, method: str, words: str) -> str:
+    """Return words about a method of an environment, after the place where the user has defined it."""
+    place = place_of_code(getattr(type(getattr(env, "unwrapped", env)), method, None))
+    return f"{place}: {words}" if place else words
 
 
 def brief(value: Any) -> str:

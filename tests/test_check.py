@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envs_server import check_env
 from envs_server.examination import Finding, examine, random_action
 from seedrl.commands import compose
 from seedrl.errors import ConfigError
@@ -74,13 +75,13 @@ class Shy(Counter):
         (Deaf, "warning", "seeding", "different seeds give the same episode"),
         (Endless, "note", "ends", "no episode ended within 150 steps"),
         (Endless, "note", "rewards", "random actions got no reward at all"),
-        (Shy, "warning", "interface", "terminated should be a bool; step returned int"),
+        (Shy, "warning", "interface", "in step: terminated should be a bool; step returned int"),
     ],
 )
 def test_doubtful_environment_is_named(kind: Any, level: str, about: str, words: str) -> None:
     findings = found(kind)
     assert (level, about) in not_good(findings)
-    assert any(finding.about == about and finding.words.startswith(words) for finding in findings)
+    assert any(finding.about == about and words in finding.words for finding in findings)
     assert not any(finding.level == "error" for finding in findings)
 
 
@@ -105,16 +106,22 @@ class Infinite(Counter):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Old, "step must return (observation, reward, terminated, truncated, info)"),
-        (Nan, "observation: expected finite numbers, saw nan"),
+        (Old, "in step: step must return (observation, reward, terminated, truncated, info)"),
+        (Nan, "in step: observation: expected finite numbers, saw nan"),
         (Infinite, "the reward must be finite; step returned inf"),
         (object, "object has no observation_space, which an environment needs"),
     ],
 )
 def test_broken_environment_is_an_error_and_nothing_follows(kind: Any, words: str) -> None:
     [*_, last] = findings = found(kind)
-    assert last.words.startswith(words)
+    assert words in last.words
     assert {(finding.level, finding.about) for finding in findings} == {("error", "interface")}
+
+
+def test_check_env_prints_and_returns_the_findings_of_ones_own_program(capsys: pytest.CaptureFixture[str]) -> None:
+    findings = check_env(Counter, steps=30, length=5)
+    assert capsys.readouterr().out == "".join(f"{finding}\n" for finding in findings)
+    assert [finding.about for finding in findings] == ALL_WELL
 
 
 def test_environment_that_raises_is_an_error_with_line_and_traceback() -> None:
@@ -169,7 +176,8 @@ def test_check_command_of_what_is_broken_fails_and_gives_json(capsys: pytest.Cap
         run_check(config)
     [finding] = json.loads(capsys.readouterr().out)["findings"]
     assert finding["level"] == "error"
-    assert finding["words"] == "observation: expected finite numbers, saw nan"
+    assert finding["words"].startswith("tests/test_check.py:")
+    assert finding["words"].endswith(" in step: observation: expected finite numbers, saw nan")
 
 
 def checked(*overrides: str) -> dict[str, Finding]:

@@ -14,6 +14,7 @@ from tests.fakes import FakePool, make_job, make_spec
 from tests.simulators import Counter
 
 SPEC = make_spec()
+PLACE = r"^tests/test_first_rows\.py:\d+ in <lambda>: "  # of the method that is wrong
 
 
 def rows(**changes: Any) -> Rows:
@@ -70,7 +71,9 @@ def step(kind: type[Counter]) -> None:
 
 def test_step_of_the_old_interface_is_named() -> None:
     kind = broken(step=lambda self, action: ([0, 0, 0], 0.0, False, {}))
-    with pytest.raises(EnvFailed, match=r"^step must return .*; it returned 4 values \(.*the interface of old Gym"):
+    with pytest.raises(
+        EnvFailed, match=PLACE + r"step must return .*; it returned 4 values \(.*the interface of old Gym"
+    ):
         step(kind)
 
 
@@ -79,11 +82,11 @@ def test_step_of_the_old_interface_is_named() -> None:
     [
         (
             lambda self, seed=None: np.zeros(3),
-            r"^reset must return \(observation, info\) .*; it returned float64\[3\]$",
+            PLACE + r"reset must return \(observation, info\) .*; it returned float64\[3\]$",
         ),
         (
             lambda self: (np.zeros(3), {}),
-            r"^reset must take seed=…, as in Gymnasium: .*unexpected keyword argument 'seed'",
+            PLACE + r"reset must take seed=…, as in Gymnasium: .*unexpected keyword argument 'seed'",
         ),
     ],
     ids=["old interface", "no seed"],
@@ -104,21 +107,21 @@ def test_type_error_inside_reset_is_not_taken_for_another_interface() -> None:
 @pytest.mark.parametrize(
     ("space", "observation", "words"),
     [
-        (ArraySpec((2,), "float32"), np.zeros(3), r"^observation: expected float32\[2\], .*, saw float64\[3\]$"),
-        (ArraySpec((2,), "float32"), [0.0, np.nan], "^observation: expected finite numbers, saw nan$"),
+        (ArraySpec((2,), "float32"), np.zeros(3), PLACE + r"observation: expected float32\[2\], .*, saw float64\[3\]$"),
+        (ArraySpec((2,), "float32"), [0.0, np.nan], PLACE + "observation: expected finite numbers, saw nan$"),
         (
             ArraySpec((2,), "uint8"),
             [0.5, 1.0],
-            r"^observation: expected uint8\[2\], .*, saw 0\.5, which that cannot hold$",
+            PLACE + r"observation: expected uint8\[2\], .*, saw 0\.5, which that cannot hold$",
         ),
         (ArraySpec((), "uint8"), 256, r"saw 256, which that cannot hold$"),
-        (discrete(3), 3, "^observation: expected categories from 0 to 2, saw 3$"),
-        (ArraySpec((2,), "float32"), ["a", "b"], r"^observation: expected float32\[2\], .*, saw <U1\[2\]$"),
+        (discrete(3), 3, PLACE + "observation: expected categories from 0 to 2, saw 3$"),
+        (ArraySpec((2,), "float32"), ["a", "b"], PLACE + r"observation: expected float32\[2\], .*, saw <U1\[2\]$"),
         (ArraySpec((2,), "float32"), [[1], [2, 3]], "saw no array$"),
         (
             {"eye": ArraySpec((2,), "float32")},
             {"ear": [0, 0]},
-            r"^observation eye: expected float32\[2\], .*, saw none$",
+            PLACE + r"observation eye: expected float32\[2\], .*, saw none$",
         ),
     ],
 )
@@ -135,5 +138,5 @@ def test_observation_of_the_same_numbers_in_another_shape_or_type_is_taken() -> 
 
 def test_reward_that_is_not_one_number_is_named() -> None:
     kind = broken(step=lambda self, action: ([0, 0, 0], np.zeros(2), False, False, {}))
-    with pytest.raises(EnvFailed, match=r"^the reward must be one number; step returned float64\[2\]$"):
+    with pytest.raises(EnvFailed, match=PLACE + r"the reward must be one number; step returned float64\[2\]$"):
         step(kind)

@@ -68,7 +68,7 @@ def _check_outputs(model: nn.Module, inputs: ModelInput, spec: EnvSpec, setting:
     try:
         result = model(inputs, torch.zeros(batch, size, device=inputs.reward.device))
     except Exception as error:
-        shown = f"{setting} failed on {spec} with {rows} rows of {batch} environments"
+        shown = f"{setting} failed on inputs [{rows}, {batch}, …] of {spec}"
         raise failed(ConfigError, shown, error) from error
     where = place_of_code(type(model).forward)
     about = f"{where}: {setting}" if where else setting

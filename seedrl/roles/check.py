@@ -26,7 +26,7 @@ def run_check(config: CheckConfig) -> None:
     for finding in findings(config):
         found.append(finding)
         if not config.json:
-            print(_line(finding), flush=True)
+            print(finding, flush=True)
     counts = Counter(finding.level for finding in found)
     if config.json:
         print(json.dumps({"env": config.env.id, "findings": [finding._asdict() for finding in found]}, indent=2))
@@ -76,11 +76,6 @@ def _model_and_loss(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     if without:
         yield Finding("warning", "algorithm", f"the loss has no gradient for {', '.join(without)}: they never change")
     yield Finding("ok", "algorithm", f"{config.algorithm.name} has a loss of {loss.total.item():.3g}, with gradients")
-
-
-def _line(finding: Finding) -> str:
-    line = f"{finding.level:<8} {finding.about:<10} {finding.words}"
-    return f"{line}\n{finding.traceback}" if finding.traceback else line
 
 
 def _counted(number: int, word: str) -> str:
