@@ -74,7 +74,13 @@ def _learner(config: LearnerConfig) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages report what matters
     from seedrl.roles.learner import run_learner
 
-    run_learner(config, who)
+    if who.world_size == 1:
+        run_learner(config, who)
+        return
+    from seedrl.ranks.ending import ending_at_once
+
+    with ending_at_once(), _errors_as_exit_codes("learner"):
+        run_learner(config, who)
 
 
 def _actor(config: ActorConfig) -> None:
