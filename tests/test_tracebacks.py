@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from seedrl import plugins
+from seedrl.commands import _errors_as_exit_codes
 from seedrl.errors import ConfigError, SeedrlError, ThreadDied
+from seedrl.monitoring.doctor import _guarded
 from seedrl.tracebacks import failed, place_of, report
 
 MODULE = """
@@ -86,6 +88,27 @@ def test_errors_of_seedrl_stay_as_they_are() -> None:
     error = ConfigError("no such setting")
     assert failed(ThreadDied, "thread server died", error) is error
     assert report(error) == "no such setting"
+
+
+def test_command_that_fails_in_another_way_shows_the_whole_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """Hydra would show the last lines of it, and not the user's."""
+    with pytest.raises(SystemExit) as ended, _errors_as_exit_codes("eval"):
+        raise ArithmeticError("no such luck")
+    assert ended.value.code == 1
+    words, traceback, *_, last = capsys.readouterr().err.splitlines()
+    assert words.startswith("seedrl eval: tests/test_tracebacks.py:")
+    assert words.endswith("ArithmeticError('no such luck')")
+    assert (traceback, last) == ("Traceback (most recent call last):", "ArithmeticError: no such luck")
+
+
+def test_doctor_shows_the_traceback_of_the_users_code() -> None:
+    def fails() -> Any:
+        raise ArithmeticError("no such luck")
+
+    [finding] = _guarded("environment", lambda: fails())
+    assert finding.words.startswith("environment: tests/test_tracebacks.py:")
+    assert finding.words.endswith("ArithmeticError: no such luck")
+    assert not finding.is_good
 
 
 # Finding the user's code.

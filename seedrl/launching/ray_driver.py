@@ -133,7 +133,7 @@ class RayDriver:
             process = waiting[pending]
             for news in process.host.news(pending):
                 if isinstance(news, str):
-                    process.last_words = news
+                    process.note_line(news)
                     if process.is_learner:
                         print(news, flush=True)
                 yield process, news

@@ -150,5 +150,18 @@ def initial_weights(source: str, warn: Callable[[str], None]) -> Checkpoint:
         return files.load(path)
     checkpoint = files.load_newest(path / "checkpoints", warn)
     if checkpoint is None:
-        raise ConfigError(f"init_from={source} is neither a checkpoint nor a run directory with one")
+        raise _no_weights(source)
     return checkpoint
+
+
+def check_initial_weights(source: str, run_dir: str) -> None:
+    """Raise ConfigError if `init_from` names nothing with weights; reads none, and a run that resumes needs none."""
+    if not source or (run_dir and files.found(Path(run_dir) / "checkpoints")):
+        return
+    path = Path(source)
+    if not (path / files.MANIFEST).exists() and not files.found(path / "checkpoints"):
+        raise _no_weights(source)
+
+
+def _no_weights(source: str) -> ConfigError:
+    return ConfigError(f"init_from={source} is neither a checkpoint nor a run directory with one")

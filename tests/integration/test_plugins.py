@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from seedrl.errors import ConfigError
 from tests.documented import write_program
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.support import SignedPool, eventually
@@ -122,3 +123,19 @@ def test_callbacks_that_fail_are_counted_and_training_continues(
     eventually(lambda: learning.updates >= 12 and learning.callback_failures >= 24)
     learner.stop()
     assert learning.callback_events_dropped == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"model__name": "resnet"}, r"model\.name='resnet' is not one of auto, mlp"),
+        ({"model__name": "no_such_module:Net"}, r"model\.name=no_such_module:Net: there is no module no_such_module"),
+        ({"algorithm__name": "sarsa"}, r"algorithm\.name='sarsa' is not one of ppo"),
+        ({"init_from": "nowhere"}, "init_from=nowhere is neither a checkpoint nor a run directory with one"),
+    ],
+)
+def test_names_of_what_there_is_not_are_refused_before_an_actor_joins(
+    start_learner: StartLearner, setting: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        start_learner(**setting)
