@@ -76,6 +76,7 @@ class Failed(NamedTuple):
         """Return the error that the process has met."""
         error = (ConfigError if self.is_setting else EnvFailed)(self.words)
         error.traceback = self.traceback
+        error.add_note(self.traceback)  # for programs that end with it: Python shows no traceback of another process
         return error
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,7 @@ def test_environment_that_raises_is_named_with_its_line_and_its_traceback(proces
     assert re.search(place, str(raised.value))
     assert "in _have_trouble" in raised.value.traceback
     assert raised.value.traceback.endswith("ArithmeticError: no such luck")
+    assert "in _have_trouble" in "".join(traceback.format_exception(raised.value))  # as a program shows it that ends
     assert living() == []
 
 

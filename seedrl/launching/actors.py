@@ -98,15 +98,15 @@ class ActorFleet:
             actor.start_in(math.inf if words.endswith(DRAINED) else RETURN_SECONDS)
             return
         if code in FATAL_CODES:
-            raise _failed(FATAL_CODES[code], f"actor {number} cannot run: {words}", last)
+            raise last.failure(FATAL_CODES[code], f"actor {number} cannot run: {words}")
         context = self._notes.read()
         has_worked = self._notes.is_ours(context) and context.has_progressed
         if code == EnvBroken.exit_code and not has_worked:
-            raise _failed(EnvBroken, f"{last.reason} (actor {number}, {self._log(number)})", last)
+            raise last.failure(EnvBroken, f"{last.reason} (actor {number}, {self._log(number)})")
         self._crashes.add()
         if self._crashes.are_too_many:
             often = f"actors {self._crashes.summary}, more often than actors.max_restarts allows"
-            raise _failed(SeedrlError, f"{often}; last: {words}", last)
+            raise last.failure(SeedrlError, f"{often}; last: {words}")
         affected = ", ".join(map(str, context.affected(actor.name))) or actor.name
         print(
             f"actor {number} ended with code {code} ({words}); this affects {affected}; restarting it",
@@ -158,12 +158,6 @@ class ActorFleet:
         if actor.is_due:  # it has crashed
             actor.start_in(math.inf)
         actor.ask_to_end()
-
-
-def _failed(kind: type[SeedrlError], message: str, last: LastWords) -> SeedrlError:
-    failure = kind(message)
-    failure.traceback = last.traceback
-    return failure
 
 
 def wanted_actors(config: RunConfig, desired: int) -> int:

@@ -52,6 +52,12 @@ class LastWords(NamedTuple):
         """Return the words without the name of the process."""
         return self.words.partition(": ")[2] if self.words.startswith(LAST_WORDS) else self.words
 
+    def failure(self, kind: type[SeedrlError], message: str) -> SeedrlError:
+        """Return the error to raise because of this end; people see the traceback below its message."""
+        failure = kind(message)
+        failure.traceback = self.traceback
+        return failure
+
 
 class Crashes:
     """The recent crashes of one role: at most `limit`, and each delays the next start a little more."""
