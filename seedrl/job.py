@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seedrl.commands import compose, conf_directory
+from seedrl.commandline.settings import conf_directory
+from seedrl.commands import compose
 from seedrl.config import Engine, Placement, RunConfig
 from seedrl.errors import ConfigError
 from seedrl.launching.engines import check_launch, launch_job
 from seedrl.launching.overrides import override
+from seedrl.run.directory import directory_name
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class BuiltJob:
 
     def submit(self, name: str) -> None:
         """Run the job under this name, in runs/<env>/<name>; return when it is over."""
-        run_dir = f"runs/{self.config.env.id}/{name}"
+        run_dir = f"runs/{directory_name(self.config.env.id)}/{name}"
         overrides = [*self.overrides, override("launch.name", name), override("run_dir", run_dir)]
         launch_job(compose("run", overrides), overrides)
 

@@ -27,13 +27,6 @@ def build_algorithm(config: AlgorithmConfig, actions: Actions, model: nn.Module)
         algorithm: Algorithm = plugins.build("algorithm.name", config.name, config, actions, model, **config.options)
         check_members(algorithm, f"algorithm.name={config.name}")
         return algorithm
-    check_algorithm_name(config)
-    return BUILT_IN[config.name](config, actions, model)
-
-
-def check_algorithm_name(config: AlgorithmConfig) -> None:
-    """Raise ConfigError for an algorithm that there is not; this needs no spaces."""
-    if plugins.is_import_path(config.name):
-        plugins.load("algorithm.name", config.name)
-    elif config.name not in BUILT_IN:
+    if config.name not in BUILT_IN:
         raise ConfigError(f"algorithm.name={config.name!r} is not one of {', '.join(BUILT_IN)} or your.module:Class")
+    return BUILT_IN[config.name](config, actions, model)

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from seedrl.config import Engine, RunConfig
-from seedrl.errors import SeedrlError
+from seedrl.errors import ConfigError, SeedrlError
 from seedrl.launching.actors import ActorFleet
 from seedrl.launching.children import GOODBYE_SECONDS, STOP_SECONDS, Child
 from seedrl.launching.learner_process import LearnerProcess
 from seedrl.launching.process_notes import ProcessNotes
 from seedrl.run.context import ContextFile, State
-from seedrl.run.directory import RunDirectory
+from seedrl.run.directory import RunDirectory, check_initial_weights
 from seedrl.validation import check_job
 
 POLL_SECONDS = 0.1
@@ -25,7 +25,19 @@ POLL_SECONDS = 0.1
 def run_locally(config: RunConfig, overrides: Sequence[str]) -> None:
     """Run a job; return when training is over. Exits after a signal, or with the learner's code if it failed."""
     check_job(config)
+    check_initial_weights(config.init_from)
+    is_new = not config.run_dir or not Path(config.run_dir).exists()
     run = RunDirectory.prepare(config)
+    try:
+        _run_in(run, config, overrides)
+    except (ConfigError, SystemExit) as end:
+        code = end.exit_code if isinstance(end, ConfigError) else end.code
+        if is_new and code == ConfigError.exit_code:
+            run.remove_if_unused()
+        raise
+
+
+def _run_in(run: RunDirectory, config: RunConfig, overrides: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
         supervisor = Supervisor(config, overrides, run, Path(private))
         code = supervisor.run()

@@ -45,16 +45,9 @@ def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:
     return model if spec.mask is None else Masked(model, spec)
 
 
-def check_model_name(config: ModelConfig) -> None:
-    """Raise ConfigError for a model that there is not; this needs no spaces."""
-    if plugins.is_import_path(config.name):
-        plugins.load("model.name", config.name)
-    elif config.name not in ("auto", *BUILT_IN):
-        raise ConfigError(f"model.name={config.name!r} is not one of auto, {', '.join(BUILT_IN)} or your.module:Class")
-
-
 def _actor_critic(config: ModelConfig, spec: EnvSpec) -> ActorCritic:
-    check_model_name(config)
+    if config.name not in ("auto", *BUILT_IN):
+        raise ConfigError(f"model.name={config.name!r} is not one of auto, {', '.join(BUILT_IN)} or your.module:Class")
     encoder = _encoders(config, spec)
     critic = _encoders(config, spec) if _has_own_critic(config, spec) else None
     return ActorCritic(encoder, encoder.size, spec, config.lstm, config.gru, config.popart, critic)

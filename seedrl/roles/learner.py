@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 
-from seedrl.algorithms.build import check_algorithm_name
+from seedrl import plugins
 from seedrl.config import LearnerConfig
 from seedrl.device import choose_device
 from seedrl.errors import RankLost, RunDirectoryError, ThreadDied
 from seedrl.learning.loop import POLL_SECONDS
 from seedrl.metrics import LearningMetrics, ServingMetrics
-from seedrl.models.build import check_model_name
 from seedrl.monitoring.life import Running, Watched
 from seedrl.monitoring.monitor import Monitor
 from seedrl.roles.peers import Alone, Peers
@@ -35,7 +34,7 @@ from seedrl.run.identity import ALONE, Identity
 from seedrl.run.membership import Membership
 from seedrl.run.progress import ProgressDisplay, closing_words, console
 from seedrl.run.saving import Saver
-from seedrl.run.snapshot import check_initial_weights, spec_of
+from seedrl.run.snapshot import spec_of
 from seedrl.run.stopping import Stop, stop_on_signals
 from seedrl.run.summary import summarize
 from seedrl.run.totals import Counts, RunClock, counts_of, restore_counters
@@ -57,9 +56,7 @@ class LearnerProcess:
 
     def __init__(self, config: LearnerConfig, identity: Identity = ALONE) -> None:
         check(config)
-        check_model_name(config.model)  # before any actor has to join
-        check_algorithm_name(config.algorithm)
-        check_initial_weights(config.init_from, config.run_dir)
+        _import_own_code(config)
         self.device = choose_device(config.device, identity.local_rank)
         self.stop = Stop(on_stop=self._turn_away)
         self.peers = _peers(config, identity, self.device)
@@ -268,6 +265,18 @@ class LearnerProcess:
         if not self.stop.is_set():
             self.monitor.set_ready()
             self.inference.server.set_ready(True)
+
+
+def _import_own_code(config: LearnerConfig) -> None:
+    """Raise ConfigError for code of the user's own that cannot be imported, before any actor has to join."""
+    own = {
+        "model.name": config.model.name,
+        "algorithm.name": config.algorithm.name,
+        "store.select": config.store.select,
+    }
+    for setting, path in own.items():
+        if plugins.is_import_path(path):
+            plugins.load(setting, path)
 
 
 def _peers(config: LearnerConfig, identity: Identity, device: torch.device) -> Peers:

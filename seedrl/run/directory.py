@@ -17,6 +17,8 @@ import fcntl
 import json
 import math
 import os
+import re
+import shutil
 import time
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -26,7 +28,7 @@ from typing import Any, BinaryIO, TypeVar
 import yaml
 
 from seedrl.config import LearnerConfig
-from seedrl.errors import RunDirectoryError
+from seedrl.errors import ConfigError, RunDirectoryError
 
 # A run may be resumed with other values of all settings except these.
 PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep")
@@ -50,7 +52,7 @@ class RunDirectory:
     @classmethod
     def prepare(cls, config: LearnerConfig) -> "RunDirectory":
         """Create the directory, or use an existing one if its settings fit."""
-        run = cls(Path(config.run_dir) if config.run_dir else _fresh(Path("runs") / config.env.id))
+        run = cls(Path(config.run_dir) if config.run_dir else fresh(Path("runs") / directory_name(config.env.id)))
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -127,8 +129,25 @@ class RunDirectory:
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
+    def remove_if_unused(self) -> None:
+        """Remove the directory of a run that could not start, unless its logs hold more than the message on screen."""
+        is_explained = any("Traceback" in log.read_text(errors="replace") for log in self.logs.glob("*.log"))
+        if not self.metrics.exists() and not any(self.checkpoints.glob("*")) and not is_explained:
+            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.path.parent.rmdir()  # runs/<env>, if this was the only one
+
     def _is_ours(self) -> bool:
         return all(path.name in OURS or path.name.startswith(".") for path in self.path.iterdir())
+
+
+def check_initial_weights(init_from: str) -> None:
+    """Refuse an init_from without a checkpoint, before anything is started."""
+    path = Path(init_from)
+    if not init_from or (path / "manifest.json").exists() or any(path.glob("checkpoints/*/manifest.json")):
+        return
+    what = "there is no such directory" if not path.exists() else "there is no checkpoint in it"
+    raise ConfigError(f"init_from={init_from} must be a run directory or a checkpoint: {what}")
 
 
 def another_algorithm(run: str, trained_with: str, name: str) -> str:
@@ -190,7 +209,12 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def _fresh(parent: Path) -> Path:
+def directory_name(env_id: str) -> str:
+    """Return an environment's id as the name of one directory: gymnasium:CartPole-v1 becomes gymnasium-CartPole-v1."""
+    return re.sub(r"[^\w.-]+", "-", env_id).strip(".-") or "env"
+
+
+def fresh(parent: Path) -> Path:
     """Create a new directory named after the time."""
     name = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:

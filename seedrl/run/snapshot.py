@@ -22,7 +22,7 @@ from seedrl.run.totals import Counts, score_of
 from seedrl.specs import EnvSpec, decoded_spec, encoded_spec
 
 NEWEST, BEST = "newest", "best"
-SHOWN = 4  # differences in a message
+SHOWN = 3  # weights that do not fit, in a message
 
 
 class Restorable(Protocol):
@@ -104,23 +104,28 @@ def spec_of(checkpoint: Checkpoint) -> EnvSpec:
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load the weights of a checkpoint. Raises RunDirectoryError, naming what differs, if they are another model's."""
-    saved, own = files.without_prefix("model", checkpoint.tensors), model.state_dict()
-    if differing := _differences(saved, own):
-        more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
-        origin = f". It was trained on {spec_of(checkpoint)}" if "spec" in checkpoint.state else ""
-        raise RunDirectoryError(f"the checkpoint does not fit this model: {'; '.join(differing[:SHOWN])}{more}{origin}")
-    model.load_state_dict(saved)
+    """Load the weights of a checkpoint. Raises RunDirectoryError naming those that do not fit."""
+    weights = files.without_prefix("model", checkpoint.tensors)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reasons = _misfits(weights, model.state_dict()) or [str(error)]
+        more = [f"{len(reasons) - SHOWN} more"] if len(reasons) > SHOWN else []
+        raise RunDirectoryError(
+            f"the checkpoint does not fit this model: {'; '.join([*reasons[:SHOWN], *more])}. "
+            "It was trained with other model settings, or on an environment with other spaces"
+        ) from error
 
 
-def _differences(saved: Tensors, own: Tensors) -> list[str]:
-    """Return in words how the weights of a checkpoint differ from those of a model."""
-    found = [f"it has no {name}" for name in own if name not in saved]
-    found += [f"its {name} is unknown here" for name in saved if name not in own]
-    for name in own:
-        if name in saved and saved[name].shape != own[name].shape:
-            found.append(f"its {name} is {list(saved[name].shape)} and {list(own[name].shape)} here")
-    return found
+def _misfits(there: Tensors, here: Tensors) -> list[str]:
+    """Return how the weights of a checkpoint differ from those of a model."""
+    shapes = [
+        f"{name} is {list(there[name].shape)} there and {list(here[name].shape)} here"
+        for name in there.keys() & here.keys()
+        if there[name].shape != here[name].shape
+    ]
+    only_there = [f"{name} is only there" for name in there.keys() - here.keys()]
+    return sorted(shapes) + sorted(only_there) + sorted(f"{name} is only here" for name in here.keys() - there.keys())
 
 
 def chosen_checkpoint(run: Path, which: str, warn: Callable[[str], None]) -> Checkpoint:
@@ -150,18 +155,5 @@ def initial_weights(source: str, warn: Callable[[str], None]) -> Checkpoint:
         return files.load(path)
     checkpoint = files.load_newest(path / "checkpoints", warn)
     if checkpoint is None:
-        raise _no_weights(source)
+        raise ConfigError(f"init_from={source} is neither a checkpoint nor a run directory with one")
     return checkpoint
-
-
-def check_initial_weights(source: str, run_dir: str) -> None:
-    """Raise ConfigError if `init_from` names nothing with weights; reads none, and a run that resumes needs none."""
-    if not source or (run_dir and files.found(Path(run_dir) / "checkpoints")):
-        return
-    path = Path(source)
-    if not (path / files.MANIFEST).exists() and not files.found(path / "checkpoints"):
-        raise _no_weights(source)
-
-
-def _no_weights(source: str) -> ConfigError:
-    return ConfigError(f"init_from={source} is neither a checkpoint nor a run directory with one")

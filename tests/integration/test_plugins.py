@@ -128,13 +128,12 @@ def test_callbacks_that_fail_are_counted_and_training_continues(
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"model__name": "resnet"}, r"model\.name='resnet' is not one of auto, mlp"),
         ({"model__name": "no_such_module:Net"}, r"model\.name=no_such_module:Net: there is no module no_such_module"),
-        ({"algorithm__name": "sarsa"}, r"algorithm\.name='sarsa' is not one of ppo"),
-        ({"init_from": "nowhere"}, "init_from=nowhere is neither a checkpoint nor a run directory with one"),
+        ({"algorithm__name": "tests.fakes:Sarsa"}, r"algorithm\.name=tests\.fakes:Sarsa: tests\.fakes has no Sarsa"),
+        ({"store__select": "no_such_module:Ring"}, r"store\.select=no_such_module:Ring: there is no module"),
     ],
 )
-def test_names_of_what_there_is_not_are_refused_before_an_actor_joins(
+def test_own_code_that_is_not_there_is_refused_before_an_actor_joins(
     start_learner: StartLearner, setting: dict[str, str], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{words}"):
