@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
         *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.run.identity", "seedrl.run.stopping"),
-        *("seedrl.schema", "seedrl.plugins", "seedrl.sizes", "seedrl.algorithms.settings"),
+        *("seedrl.schema", "seedrl.plugins", "seedrl.tracebacks", "seedrl.sizes", "seedrl.algorithms.settings"),
     ),
     (
         *("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.validation"),

@@ -13,7 +13,7 @@ from seedrl.algorithms.settings import described
 from seedrl.algorithms.signs import signs_of
 from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, own_stream
-from seedrl.errors import Diverged
+from seedrl.errors import ConfigError, Diverged, RunDirectoryError
 from seedrl.learning.loop import Rounds, TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
@@ -132,8 +132,13 @@ class Training:
     def _set_initial_weights(self) -> None:
         process = self._process
         if process.config.init_from and process.peers.identity.is_first:
-            load_weights(self.learner.model, initial_weights(process.config.init_from, warn=process.display.say))
-            process.display.say(f"learner: initial weights from {process.config.init_from}")
+            source = process.config.init_from
+            weights = initial_weights(source, warn=process.display.say)
+            try:
+                load_weights(self.learner.model, weights)
+            except RunDirectoryError as error:
+                raise ConfigError(f"init_from={source}: {error}") from error
+            process.display.say(f"learner: initial weights from {source}")
         process.peers.same_weights(self.learner.model)
 
     def _is_in_step(self) -> bool:
