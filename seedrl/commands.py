@@ -6,19 +6,21 @@ Starts without importing torch, grpc or envpool: each command imports what it ne
 import dataclasses
 import functools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from seedrl import __version__
@@ -43,12 +45,16 @@ from seedrl.config import (
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.launching.children import end_with_parent
 from seedrl.launching.engines import launch_job
-from seedrl.launching.overrides import override
 from seedrl.launching.torchrun import is_under_torchrun, write_error_file
 from seedrl.ranks.settings import settings_of_rank
+from seedrl.run.directory import RunDirectory
+from seedrl.run.finding import find_run, is_run
 from seedrl.run.identity import identity
+from seedrl.run.words import RUN_DIR, words_as_settings
 from seedrl.validation import check
 from seedrl.wire.address import refuse_if_taken
+
+TrainedConfig = TypeVar("TrainedConfig", EvalConfig, ServeConfig, ExportConfig, RecordConfig, CardConfig)
 
 
 def _run(config: RunConfig) -> None:
@@ -67,7 +73,7 @@ def _learner(config: LearnerConfig) -> None:
         end_with_parent()
     check(config)  # before torch is imported: that takes seconds
     config = settings_of_rank(config, who)
-    refuse_if_taken(config.listen)
+    refuse_if_taken(config.listen or config.socket)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages report what matters
     from seedrl.roles.learner import run_learner
@@ -86,7 +92,7 @@ def _eval(config: EvalConfig) -> None:
     signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))  # no traceback
     from seedrl.roles.evaluate import run_eval
 
-    run_eval(config)
+    run_eval(_with_trained_run(config))
 
 
 def _serve(config: ServeConfig) -> None:
@@ -95,7 +101,7 @@ def _serve(config: ServeConfig) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from seedrl.roles.serve import run_serve
 
-    run_serve(config)
+    run_serve(_with_trained_run(config))
 
 
 def _control(config: ControlConfig) -> None:
@@ -143,19 +149,27 @@ def _doctor(config: DoctorConfig) -> None:
 def _export(config: ExportConfig) -> None:
     from seedrl.trained.export import run_export
 
-    run_export(config)
+    run_export(_with_trained_run(config))
 
 
 def _record(config: RecordConfig) -> None:
     from seedrl.trained.record import run_record
 
-    run_record(config)
+    run_record(_with_trained_run(config))
 
 
 def _card(config: CardConfig) -> None:
     from seedrl.trained.card import run_card
 
-    run_card(config)
+    run_card(_with_trained_run(config))
+
+
+def _with_trained_run(config: TrainedConfig) -> TrainedConfig:
+    """Return the settings with the newest run that has a checkpoint, if they name no run."""
+    run = str(find_run(config.run, must_be_trained=True))
+    if run != config.run:
+        print(f"newest run: {run}", file=sys.stderr)
+    return dataclasses.replace(config, run=run)
 
 
 def _certs(config: CertsConfig) -> None:
@@ -174,27 +188,37 @@ class Command:
     schema: type
     start: Callable[[Any], None]
     verbs: tuple[tuple[str, str, str], ...] = ()  # subcommands on files: the word, its arguments, its line of help
-    words: str = ""  # the setting that arguments without a key go into, such as directories
+    words: str = ""  # the setting that arguments without a key go into, such as orders
+    run: str = ""  # the setting that a run without a key goes into
 
 
 COMMANDS = {
-    "run": Command("train: start a learner and its actors", RunConfig, _run),
-    "learner": Command("run only the learner; actors may connect from any machine", LearnerConfig, _learner),
+    "run": Command("train: start a learner and its actors; seedrl run RUN resumes", RunConfig, _run, run=RUN_DIR),
+    "learner": Command(
+        "run only the learner; actors may connect from any machine", LearnerConfig, _learner, run=RUN_DIR
+    ),
     "actor": Command("run an actor for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
     "render": Command("write a job as Kubernetes manifests: seedrl render out=DIR", RenderConfig, _render),
-    "eval": Command("evaluate the policy of a run on whole episodes", EvalConfig, _eval),
-    "serve": Command("serve the policy of a run to clients that ask for actions", ServeConfig, _serve),
+    "eval": Command("evaluate the policy of a run on whole episodes", EvalConfig, _eval, run="run"),
+    "serve": Command("serve the policy of a run to clients that ask for actions", ServeConfig, _serve, run="run"),
     "control": Command(
         "steer running actors: pause, resume, reset, drain, move, open, temperature=, epsilon=, options=",
         ControlConfig,
         _control,
         words="do",
+        run="run",
     ),
-    "status": Command("show a running learner, its actors and what limits them", StatusConfig, _status),
-    "doctor": Command("check a run before it starts, or find the bottleneck of a running one", DoctorConfig, _doctor),
-    "export": Command("export a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export),
-    "record": Command("record a trained policy as mp4, GIF and a picture of its frames", RecordConfig, _record),
-    "card": Command("write a one-page description of a run, or upload it", CardConfig, _card),
+    "status": Command("show a running learner, its actors and what limits them", StatusConfig, _status, run="run"),
+    "doctor": Command(
+        "check a run before it starts, or find the bottleneck of a running one", DoctorConfig, _doctor, run="run"
+    ),
+    "export": Command(
+        "export a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export, run="run"
+    ),
+    "record": Command(
+        "record a trained policy as mp4, GIF and a picture of its frames", RecordConfig, _record, run="run"
+    ),
+    "card": Command("write a one-page description of a run, or upload it", CardConfig, _card, run="run"),
     "certs": Command("make a development CA, certificates and a token for two machines", CertsConfig, _certs),
     "observe": Command("start a Prometheus that watches learners: graphs, history, alerts", ObserveConfig, _observe),
     "bench": Command(
@@ -221,6 +245,8 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if "" not in sys.path:  # as with python -m: modules of the working directory can be named in settings
+        sys.path.insert(0, "")
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if name in ("--help", "-h", "help"):
         print(_overview())
@@ -247,9 +273,11 @@ def execute(name: str, arguments: Sequence[str]) -> None:
         with _errors_as_exit_codes(name):
             command.start(_complete(name, settings))
 
-    arguments = _flags_as_settings(command, _words_as_setting(command, arguments))
-    sys.argv = [f"seedrl {name}", *_neutral_if_own_env(arguments)]
-    hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=name)(task)()
+    with _errors_as_exit_codes(name):
+        arguments = words_as_settings(arguments, command.words, command.run)
+        config_name, arguments = _to_resume_or_start(name, _flags_as_settings(command, arguments))
+    sys.argv = [f"seedrl {name}", *arguments]
+    hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=config_name)(task)()
 
 
 @contextmanager
@@ -258,21 +286,9 @@ def _errors_as_exit_codes(name: str) -> Iterator[None]:
     try:
         yield
     except SeedrlError as error:
-        print(f"seedrl {identity(name)}: {error}", file=sys.stderr)
+        print(f"seedrl {identity(name)}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         write_error_file(str(error), error.exit_code)
         raise SystemExit(error.exit_code) from error
-
-
-def _words_as_setting(command: Command, arguments: Sequence[str]) -> list[str]:
-    """Turn `plot A B out=C` into runs=[A,B] out=C. A word after an option, as in `--cfg job`, belongs to the option."""
-    if not command.words:
-        return list(arguments)
-    words: list[str] = []
-    others: list[str] = []
-    for last, argument in zip(["", *arguments], arguments, strict=False):
-        is_word = "=" not in argument and "-" not in (argument[:1], last[:1])
-        (words if is_word else others).append(argument)
-    return [*others, override(command.words, words)] if words else others
 
 
 def _flags_as_settings(command: Command, arguments: Sequence[str]) -> list[str]:
@@ -290,9 +306,10 @@ def _neutral_if_own_env(arguments: Sequence[str]) -> list[str]:
 def compose(name: str, overrides: Sequence[str]) -> Any:
     """Return the settings that a command would have, without running it."""
     register_schemas()
+    config_name, overrides = _to_resume_or_start(name, overrides)
     try:
         with hydra.initialize_config_dir(str(conf_directory()), version_base="1.3"):
-            return _complete(name, hydra.compose(name, list(_neutral_if_own_env(overrides))))
+            return _complete(name, hydra.compose(config_name, list(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError("; ".join(line.strip() for line in str(error).splitlines() if line.strip())) from error
 
@@ -311,12 +328,64 @@ def register_schemas() -> None:
     Keyword arguments of foreign constructors may have any keys.
     """
     for name, command in COMMANDS.items():
-        schema = OmegaConf.structured(command.schema)
-        for section in (*(schema.get(group) for group in ("env", "model", "algorithm", "store")), schema):
-            for options in ("options", "callback_options"):
-                if section is not None and options in section:
-                    OmegaConf.set_struct(section[options], False)
-        ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+        _store_schema(f"{name}_schema", command.schema)
+
+
+def _store_schema(name: str, settings: Any) -> None:
+    """Store a dataclass, or an object of one, whose values are then the defaults."""
+    schema = OmegaConf.structured(settings)
+    for section in (*(schema.get(group) for group in ("env", "model", "algorithm", "store")), schema):
+        for options in ("options", "callback_options"):
+            if section is not None and options in section:
+                OmegaConf.set_struct(section[options], False)
+    ConfigStore.instance().store(name=name, node=schema)
+
+
+def _to_resume_or_start(name: str, arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of the configuration to compose, and the arguments to compose it with.
+
+    If the arguments name the directory of an existing run, they change that run's own settings instead of the defaults.
+    """
+    if COMMANDS[name].run == RUN_DIR and (run := _last_value(RUN_DIR, arguments)) and is_run(Path(run)):
+        return _resumed(name, Path(run)), _repeatable(arguments)
+    return name, _neutral_if_own_env(arguments)
+
+
+def _repeatable(arguments: Sequence[str]) -> list[str]:
+    """Return arguments that fit whether or not they were given to the run before: a key may be there or gone already.
+
+    The line of a run's start has to resume it, too, and a learner that crashed is started with the same line again.
+    """
+    return [re.sub(r"^\+(?!\+)", "++", argument) for argument in arguments if not argument.startswith("~")]
+
+
+def _resumed(name: str, run: Path) -> str:
+    """Store a configuration like that of the command, with the run's settings and no preset; return its name."""
+    schema, resumed = f"{name}_schema", f"{name}_resumed"
+    _store_schema(f"{resumed}_schema", RunDirectory(run).settings_to_resume(COMMANDS[name].schema))
+    content = OmegaConf.load(conf_directory() / f"{name}.yaml")
+    assert isinstance(content, DictConfig)
+    content["defaults"] = [_without_preset(entry, schema, resumed) for entry in content["defaults"]]
+    ConfigStore.instance().store(name=resumed, node=content)
+    return resumed
+
+
+def _without_preset(entry: Any, schema: str, resumed: str) -> Any:
+    """Return an entry of a defaults list that chooses no preset; arguments may still choose one."""
+    if isinstance(entry, str):
+        return f"{resumed}_schema" if entry == schema else entry
+    [(group, choice)] = entry.items()
+    return {group: choice if group.startswith("override ") else None}
+
+
+def _last_value(key: str, arguments: Sequence[str]) -> str:
+    """Return the value that a setting is given last; empty if there is none, or several to sweep over."""
+    given = [argument for argument in arguments if argument.startswith(f"{key}=")]
+    try:
+        found = OverridesParser.create().parse_override(given[-1]) if given else None
+    except HydraException:  # Hydra reports it when the settings are composed
+        return ""
+    return "" if found is None or found.is_sweep_override() else str(found.value())
 
 
 def conf_directory() -> Path:
@@ -330,6 +399,7 @@ def help_text(name: str) -> str:
     """Return the help of a command: every setting with its default and meaning."""
     command = COMMANDS[name]
     words = f"{command.words.upper()} … " if command.words else ""
+    words += "[RUN] " if command.run else ""
     lines = [f"seedrl {name} {words}key=value …    {command.meaning}"]
     lines += [f"seedrl {name} {verb} {files}    {meaning}" for verb, files, meaning in command.verbs]
     lines.append("")

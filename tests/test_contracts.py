@@ -97,7 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "omegaconf": {"seedrl.commands"},
     "yaml": {"seedrl.run.directory", "seedrl.launching.kubernetes", "seedrl.trained.card"},
     "rich": {"seedrl.run.progress", "seedrl.monitoring.overview"},
-    "safetensors": {"seedrl.run.checkpoint", "seedrl.trained.card"},
+    "safetensors": {"seedrl.run.checkpoint"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
     "cryptography": {"seedrl.wire.certificates"},
     "matplotlib": {"seedrl.monitoring.plots"},

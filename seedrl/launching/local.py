@@ -4,6 +4,7 @@ What is special about the learner is in `learner_process.py`, about actors in `a
 """
 
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from seedrl.launching.actors import ActorFleet
 from seedrl.launching.children import GOODBYE_SECONDS, STOP_SECONDS, Child
 from seedrl.launching.learner_process import LearnerProcess
 from seedrl.launching.process_notes import ProcessNotes
+from seedrl.run.closing import failed_words
 from seedrl.run.context import ContextFile, State
 from seedrl.run.directory import RunDirectory
 from seedrl.validation import check_job
@@ -26,9 +28,16 @@ def run_locally(config: RunConfig, overrides: Sequence[str]) -> None:
     """Run a job; return when training is over. Exits after a signal, or with the learner's code if it failed."""
     check_job(config)
     run = RunDirectory.prepare(config)
+    run.write_job(config)
     with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
         supervisor = Supervisor(config, overrides, run, Path(private))
-        code = supervisor.run()
+        try:
+            code = supervisor.run()
+        except SeedrlError as error:
+            error.add_note(failed_words(run, config))
+            raise
+    if code and not supervisor.is_stopping:
+        print(failed_words(run, config), file=sys.stderr)
     if code or supervisor.is_stopping:  # the latter ends a multirun, too
         raise SystemExit(code if code >= 0 else 128 - code)  # negative: ended by a signal
 
@@ -88,7 +97,7 @@ class Supervisor:
 
         def forward(number: int, _: object) -> None:
             self._signalled_at = self._signalled_at or time.monotonic()
-            self._learner.child.ask_to_end()
+            self._learner.child.ask_to_end(number)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, forward)

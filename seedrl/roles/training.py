@@ -18,7 +18,7 @@ from seedrl.models.build import build_run_model
 from seedrl.policy import Policy
 from seedrl.run.budget import budget_of, check_budget
 from seedrl.run.checkpoint import Checkpoint
-from seedrl.run.snapshot import Resumable, initial_weights, load_weights
+from seedrl.run.snapshot import Resumable, count_parameters, initial_weights, load_weights
 from seedrl.run.totals import Counts, counts_of
 from seedrl.selectors import build_selector
 from seedrl.sizes import torch_threads
@@ -81,7 +81,7 @@ class Training:
             fraction=lambda: process.rounds.progress.env_steps / config.stop.env_steps,
         )
         self.thread = threading.Thread(target=self._run, name="learner", daemon=True)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+        parameters = count_parameters(model)
         process.display.say(
             f"learner: {self.algorithm} on {spec}; {parameters:,} parameters on {device}; "
             f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"
