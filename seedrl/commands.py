@@ -23,7 +23,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from seedrl import __version__
 from seedrl.config import (
     ActorConfig,
     BenchConfig,
@@ -52,6 +51,7 @@ from seedrl.run.finding import find_run, is_run
 from seedrl.run.identity import identity
 from seedrl.run.words import RUN_DIR, words_as_settings
 from seedrl.validation import check
+from seedrl.version import __version__
 from seedrl.wire.address import refuse_if_taken
 
 TrainedConfig = TypeVar("TrainedConfig", EvalConfig, ServeConfig, ExportConfig, RecordConfig, CardConfig)
@@ -78,7 +78,13 @@ def _learner(config: LearnerConfig) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages report what matters
     from seedrl.roles.learner import run_learner
 
-    run_learner(config, who)
+    if who.world_size == 1:
+        run_learner(config, who)
+        return
+    from seedrl.ranks.ending import ending_at_once
+
+    with ending_at_once(), _errors_as_exit_codes("learner"):
+        run_learner(config, who)
 
 
 def _actor(config: ActorConfig) -> None:

@@ -21,6 +21,7 @@ from seedrl.algorithms.settings import Optimizer
 from seedrl.config import ModelConfig
 from seedrl.learning.learner import Learner
 from seedrl.models.build import build_model
+from seedrl.ranks.ending import ending_at_once
 from seedrl.ranks.group import Ranks
 from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Outbox, RemoteLearner
 from seedrl.run.identity import identity
@@ -218,9 +219,10 @@ def main(out: Path) -> None:
         safetensors.torch.save_file(serve_apart(SEPARATE, ranks), out / "separate.safetensors")
     else:
         train_apart(SEPARATE, ranks)
-    ranks.all_gather_object(["finished"])  # gloo may abort a process that leaves while another one still reads from it
+    ranks.all_gather_object(["finished"])  # so that no rank ends while another one still receives from it
     ranks.leave()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with ending_at_once():
+        main(Path(sys.argv[1]))

@@ -36,7 +36,7 @@ GENERATED = "seedrl.v1"
 # A module imports from its own row and from those above it. A name stands for the module or the whole package.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
-        *("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
+        *("seedrl.version", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
         *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.run.identity", "seedrl.run.stopping"),
         *("seedrl.schema", "seedrl.plugins", "seedrl.sizes", "seedrl.algorithms.settings"),
     ),
@@ -50,7 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
     ("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.roles", "seedrl.launching", "seedrl.trained"),
-    ("seedrl.commands", "seedrl.job"),
+    ("seedrl", "seedrl.commands", "seedrl.job"),
     ("seedrl.__main__", "envs_server.__main__"),
 )
 # These share a row and still know nothing of each other.

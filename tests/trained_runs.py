@@ -44,6 +44,7 @@ def leave_trained(
         "spec": encoded_spec(spec),
         "parameters": count_parameters(network),
         "serving": {"env_steps": steps},
+        "learning": {"updates": 1},
         "score": score,
         **({"algorithm": algorithm} if algorithm else {}),
     }

@@ -2,7 +2,7 @@
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -10,29 +10,55 @@ from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.settings import described
+from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, own_stream
 from seedrl.errors import Diverged
-from seedrl.learning.loop import TrainingLoop
+from seedrl.learning.loop import Rounds, TrainingLoop
+from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_run_model
 from seedrl.policy import Policy
+from seedrl.roles.peers import Peers
 from seedrl.run.budget import budget_of, check_budget
 from seedrl.run.checkpoint import Checkpoint
+from seedrl.run.directory import RunDirectory
+from seedrl.run.events import Events
+from seedrl.run.progress import ProgressDisplay
+from seedrl.run.saving import Saver
 from seedrl.run.snapshot import Resumable, count_parameters, initial_weights, load_weights
-from seedrl.run.totals import Counts, counts_of
+from seedrl.run.stopping import Stop
+from seedrl.run.totals import Counts, RunClock, counts_of
 from seedrl.selectors import build_selector
+from seedrl.serving.service import InferenceService
 from seedrl.sizes import torch_threads
 from seedrl.specs import EnvSpec
 from seedrl.store import Store, StoreSizes
 
-if TYPE_CHECKING:
-    from seedrl.roles.learner import LearnerProcess
+
+class Process(Protocol):
+    """The part of a learner process that does not need the spaces."""
+
+    config: LearnerConfig
+    device: torch.device
+    run_directory: RunDirectory
+    display: ProgressDisplay
+    stop: Stop
+    peers: Peers
+    rounds: Rounds
+    saver: Saver
+    clock: RunClock
+    serving: ServingMetrics
+    learning: LearningMetrics
+    events: Events
+    inference: InferenceService
+
+    def thread_died(self, error: BaseException) -> None: ...
 
 
 class Training:
     """Built by the main thread, then owned by the learner thread, and by the main thread again once that has ended."""
 
-    def __init__(self, process: "LearnerProcess", spec: EnvSpec) -> None:
+    def __init__(self, process: Process, spec: EnvSpec) -> None:
         config, device, inference = resolve(process.config, spec), process.device, process.inference
         torch.set_num_threads(torch_threads(config))
         actions = Actions(spec, config.model.squash)

@@ -304,7 +304,7 @@ def test_learner_whose_thread_dies_after_it_was_asked_to_stop_fails(
     trained(learner, updates=2)
 
     def stopping(*_: Any) -> None:
-        learner.service._thread_died(ArithmeticError("no such luck"))
+        learner.service.thread_died(ArithmeticError("no such luck"))
 
     monkeypatch.setattr(learner.service, "_save_last", stopping)
     learner.service.stop.ask("interrupted", "the test is over")
