@@ -13,7 +13,7 @@ from pathlib import Path
 from seedrl.config import Engine, RunConfig
 from seedrl.errors import SeedrlError
 from seedrl.launching.actors import ActorFleet
-from seedrl.launching.children import GOODBYE_SECONDS, STOP_SECONDS, Child
+from seedrl.launching.children import FATAL_CODES, GOODBYE_SECONDS, STOP_SECONDS, Child
 from seedrl.launching.learner_process import LearnerProcess
 from seedrl.launching.process_notes import ProcessNotes
 from seedrl.run.closing import failed_words
@@ -34,12 +34,20 @@ def run_locally(config: RunConfig, overrides: Sequence[str]) -> None:
         try:
             code = supervisor.run()
         except SeedrlError as error:
-            error.add_note(failed_words(run, config))
+            if words := _after_failure(run, config, error.exit_code):
+                error.add_note(words)
             raise
-    if code and not supervisor.is_stopping:
-        print(failed_words(run, config), file=sys.stderr)
+    if code and not supervisor.is_stopping and (words := _after_failure(run, config, code)):
+        print(words, file=sys.stderr)
     if code or supervisor.is_stopping:  # the latter ends a multirun, too
         raise SystemExit(code if code >= 0 else 128 - code)  # negative: ended by a signal
+
+
+def _after_failure(run: RunDirectory, config: RunConfig, code: int) -> str:
+    """Return what a user can do after a failure; nothing if the settings were refused and the run was never one."""
+    if code in FATAL_CODES and run.discard_if_unused():
+        return ""
+    return failed_words(run, config)
 
 
 class Supervisor:

@@ -18,6 +18,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import time
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -49,11 +50,13 @@ class RunDirectory:
         self.logs = path / "logs"
         self.metrics = path / "metrics.jsonl"
         self.earlier_processes = 0  # that have claimed this run before; known once it is claimed
+        self.is_new = False  # whether `prepare` has created it
 
     @classmethod
     def prepare(cls, config: LearnerConfig) -> "RunDirectory":
         """Create the directory, or use an existing one if its settings fit."""
         run = cls(Path(config.run_dir) if config.run_dir else _fresh(Path("runs") / config.env.id))
+        run.is_new = not config.run_dir or not run.path.exists()
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -80,6 +83,15 @@ class RunDirectory:
         advertise = {"advertise": config.ranks.advertise}
         content = {"launch": plain(config.launch), "listen": config.listen, "ranks": advertise}
         write_atomically(self.path / JOB, yaml.safe_dump(content, sort_keys=False))
+
+    def discard_if_unused(self) -> bool:
+        """Remove the directory if it was created for a start in which nothing was trained; return whether it was."""
+        if not self.is_new or self.has_begun:
+            return False
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()  # that of the environment, if this was its first run
+        return True
 
     def _refuse_other_settings(self, before: dict[str, Any], config: LearnerConfig) -> None:
         if not self.has_begun:
