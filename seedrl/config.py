@@ -70,6 +70,9 @@ class ModelConfig:
         "auto", "mlp | nature | impala | grid | tiny | your.module:Class | auto (nature or grid for images, else mlp)"
     )
     layers: list[int] = key([64, 64], "mlp: sizes of its layers")
+    separate: bool | None = key(
+        None, "give values a network of their own; null: for continuous actions if neither images nor memory are used"
+    )
     normalize: bool = key(True, "mlp: normalize observations by their running mean and standard deviation")
     layer_norm: bool = key(False, "normalize the outputs of each layer before its activation; impala: of the last one")
     lstm: int = key(0, "units of an LSTM between the network and its heads; 0 for no LSTM")

@@ -135,6 +135,10 @@ def _check_model(config: LearnerConfig) -> None:
     model = config.model
     require(min(model.lstm, model.gru) >= 0, f"model.lstm={model.lstm} or model.gru={model.gru} is negative")
     require(not (model.lstm and model.gru), f"model.lstm={model.lstm} and model.gru={model.gru}: one has to be 0")
+    require(
+        not (model.separate and (model.lstm or model.gru)),
+        "model.separate=true gives values a network without a memory; set model.lstm=0 and model.gru=0",
+    )
     require(min(model.layers, default=1) >= 1, f"model.layers={model.layers} must be positive")
 
 

@@ -14,8 +14,9 @@ from seedrl.models.build import Encoders, build_model, build_run_model
 from seedrl.models.images import Centre, GridEncoder, ImageEncoder
 from seedrl.models.mlp import MlpEncoder, Normalize
 from seedrl.models.statistics import RunningMoments, apply_statistics, discard_statistics
-from seedrl.specs import ArraySpec, EnvSpec, discrete
+from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec, discrete
 from seedrl.types import ModelInput, stack_frames
+from seedrl.validation import check
 from tests.builders import model_input, row_of, same, weights
 from tests.fakes import TinyModel, make_spec
 
@@ -524,3 +525,41 @@ def test_layer_norm_is_off_unless_asked_for_and_follows_every_layer() -> None:
 
     assert [norms(name, False) for name in ("mlp", "nature", "impala")] == [0, 0, 0]
     assert [norms(name, True) for name in ("mlp", "nature", "impala")] == [2, 4, 1]
+
+
+def continuous(actions: int = 2) -> EnvSpec:
+    bounds = (1.0,) * actions
+    return EnvSpec(ArraySpec((3,), "float32"), ContinuousSpec(tuple(-b for b in bounds), bounds, (actions,)))
+
+
+def test_values_of_continuous_tasks_share_nothing_with_the_policy() -> None:
+    model = build_model(ModelConfig(), continuous(), seed=1)
+    output, _ = model(model_input(make_spec((3,)), rows=4, batch=3), torch.zeros(3, 0))
+    output.value.sum().backward()
+    trained = {name.split(".")[0] for name, weight in model.named_parameters() if weight.grad is not None}
+    assert trained == {"critic", "value_head"}
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "expected"),
+    [
+        (ModelConfig(), continuous(), True),
+        (ModelConfig(separate=False), continuous(), False),
+        (ModelConfig(lstm=LSTM), continuous(), False),
+        (ModelConfig(gru=LSTM), continuous(), False),
+        (ModelConfig(), SPECS["mlp"], False),
+        (ModelConfig(separate=True), SPECS["mlp"], True),
+        (ModelConfig(), EnvSpec(ArraySpec((2, 36, 36), "uint8"), continuous().action), False),
+    ],
+)
+def test_own_network_of_values_follows_from_the_spaces_unless_it_is_set(
+    config: ModelConfig, spec: EnvSpec, expected: bool
+) -> None:
+    model = build_model(config, spec, seed=1)
+    assert isinstance(model, ActorCritic)
+    assert (model.critic is not None) is expected
+
+
+def test_own_network_of_values_is_refused_beside_a_memory() -> None:
+    with pytest.raises(ConfigError, match="without a memory"):
+        check(LearnerConfig(model=ModelConfig(separate=True, lstm=LSTM)))

@@ -49,13 +49,24 @@ class Encoder(Protocol):
 
 
 class ActorCritic(nn.Module):
-    """An encoder, an optional LSTM or GRU, a policy head and a value head."""
+    """An encoder, an optional LSTM or GRU, a policy head and a value head.
+
+    With a `critic`, an encoder of the same size, the value head has features of its own. It has no memory.
+    """
 
     def __init__(
-        self, encoder: nn.Module, size: int, spec: EnvSpec, lstm: int = 0, gru: int = 0, popart: bool = False
+        self,
+        encoder: nn.Module,
+        size: int,
+        spec: EnvSpec,
+        lstm: int = 0,
+        gru: int = 0,
+        popart: bool = False,
+        critic: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
+        self.critic = critic
         self._actions = Actions(spec)
         inputs = size + self._actions.feature_size + 1
         self.core = LstmCore(inputs, lstm) if lstm else GruCore(inputs, gru) if gru else None
@@ -66,11 +77,14 @@ class ActorCritic(nn.Module):
 
     def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
         rows, batch = inputs.reward.shape
-        features = self.encoder(tree_map(lambda leaf: leaf.flatten(0, 1), inputs.observation)).view(rows, batch, -1)
+        observation = tree_map(lambda leaf: leaf.flatten(0, 1), inputs.observation)
+        features = self.encoder(observation).view(rows, batch, -1)
         if self.core is not None:
             features = torch.cat([features, self._past(inputs)], dim=-1)
             features, core_state = self.core(features, inputs.reset, core_state)
         logits = self.policy_head(features)
+        if self.critic is not None:
+            features = self.critic(observation).view(rows, batch, -1)
         value = self.value_head(features).squeeze(-1)
         return ModelOutput(logits, value), core_state
 

@@ -11,7 +11,7 @@ from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic, Masked
 from seedrl.models.images import GridEncoder, ImageEncoder, impala_encoder, is_image, nature_encoder
 from seedrl.models.mlp import MlpEncoder, TinyEncoder
-from seedrl.specs import ArraySpec, EnvSpec
+from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
 from seedrl.types import Observation
 
 BUILT_IN = ("mlp", "nature", "impala", "grid", "tiny")
@@ -40,12 +40,24 @@ def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:
 def _actor_critic(config: ModelConfig, spec: EnvSpec) -> ActorCritic:
     if config.name not in ("auto", *BUILT_IN):
         raise ConfigError(f"model.name={config.name!r} is not one of auto, {', '.join(BUILT_IN)} or your.module:Class")
-    observation = spec.observation
-    if isinstance(observation, dict):
-        encoder: Encoders | LeafEncoder = Encoders(config, observation, spec.mask)
-    else:
-        encoder = _encoder(config, observation)
-    return ActorCritic(encoder, encoder.size, spec, config.lstm, config.gru, config.popart)
+    encoder = _encoders(config, spec)
+    critic = _encoders(config, spec) if _has_own_critic(config, spec) else None
+    return ActorCritic(encoder, encoder.size, spec, config.lstm, config.gru, config.popart, critic)
+
+
+def _has_own_critic(config: ModelConfig, spec: EnvSpec) -> bool:
+    """Tell whether values have a network of their own: unless it is set, where it pays and costs little."""
+    if config.separate is not None:
+        return config.separate
+    has_images = any(_fits("grid", leaf) for leaf in spec.observations)
+    is_continuous = all(isinstance(leaf, ContinuousSpec) for leaf in spec.actions)
+    return is_continuous and not has_images and not config.lstm and not config.gru
+
+
+def _encoders(config: ModelConfig, spec: EnvSpec) -> "Encoders | LeafEncoder":
+    if isinstance(spec.observation, dict):
+        return Encoders(config, spec.observation, spec.mask)
+    return _encoder(config, spec.observation)
 
 
 class Encoders(nn.Module):
