@@ -95,6 +95,7 @@ def test_run_of_an_unknown_environment_suggests_others_and_ends(commands: Comman
     assert "env.id='CartPol-v1' is not an envpool environment; did you mean CartPole-v1" in process.err
     assert process.err.count("\n") == 1
     assert process.left_behind() == []
+    assert not (commands.directory / "run").exists()
 
 
 MODELS = """
