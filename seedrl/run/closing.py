@@ -20,6 +20,8 @@ Json = dict[str, Any]
 
 def closing_words(run: RunDirectory, config: LearnerConfig, summary: Json) -> str:
     """Return the closing lines of a run that ended cleanly."""
+    if not summary["updates"]:
+        return "\n".join([f"{summary['reason']}, before anything was trained.", *next_lines(run, config, summary)])
     score = summary["return_mean_100"]
     shown_score = "no episode finished" if score is None else f"{score:.2f} (mean return of the last 100 episodes)"
     evaluated = summary["eval_return_mean_100"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from seedrl.run.context import ContextFile, State
 from tests.integration.processes import Commands, summary_of
 from tests.integration.test_processes import SMALL
 from tests.integration.waiting import eventually, free_address, is_listening
@@ -124,7 +125,11 @@ def test_run_that_loses_a_thread_ends_with_code_seven_and_says_why_in_one_line(c
     process = commands.start("run", "model.name=own_models:Broken", "run_dir=run", *SMALL, path=commands.directory)
     eventually(lambda: len(process.children()) == 2 or not process.is_running)
     assert process.wait() == 7
-    assert process.err == "seedrl learner: thread server died: ArithmeticError('no such luck')\n"
+    assert process.err.splitlines() == [
+        "seedrl learner: thread server died: ArithmeticError('no such luck')",
+        "  look at    run/logs, or seedrl status run",
+        "  resume     seedrl run run",
+    ]
     assert process.left_behind() == []
     assert summary_of(commands.directory / "run")["status"] == "failed"
 
@@ -137,7 +142,8 @@ def test_second_signal_ends_a_run_that_is_stuck_at_once(commands: Commands) -> N
     eventually(lambda: (commands.directory / "stuck").exists() or not process.is_running)
     assert process.children().keys()
     process.signal(signal.SIGINT)
-    process.says("a second signal ends it at once")  # the first one has arrived
+    process.says("to end it at once")  # the first one has arrived
     process.signal(signal.SIGINT)
-    assert process.wait(20) == 128 + signal.SIGTERM
+    assert process.wait(20) == 128 + signal.SIGINT
     assert process.left_behind() == []
+    assert ContextFile(commands.directory / "run").read().state is State.INTERRUPTED
