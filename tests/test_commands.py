@@ -1,5 +1,10 @@
 """The command line: what it says, what it refuses, and that asking costs no import of torch."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -146,3 +151,13 @@ def test_unknown_command_is_refused_with_those_there_are(commands: Commands) -> 
     assert "'trian'" in err
     for name in COMMANDS:
         assert name in err
+
+
+def test_command_finds_modules_of_the_working_directory(tmp_path: Path) -> None:
+    """Like `python -m seedrl`, the program `seedrl` can be given modules that lie where it is started."""
+    (tmp_path / "mine.py").touch()
+    program = "from seedrl.commands import main; main(['--version']); import mine"
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0
