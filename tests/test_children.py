@@ -153,6 +153,25 @@ def test_supervisor_that_was_signalled_restarts_nothing(learner: LearnerProcess,
     assert not learner.schedule_restart(-9, is_stopping=True)
 
 
+@pytest.mark.parametrize(
+    ("code", "is_stopping", "state"),
+    [
+        (128 + signal.SIGINT, True, State.INTERRUPTED),  # a second Ctrl-C
+        (-signal.SIGKILL, True, State.INTERRUPTED),  # it took too long after the first
+        (-signal.SIGTERM, False, State.INTERRUPTED),
+        (7, True, State.FAILED),
+        (-signal.SIGKILL, False, State.INIT),  # it is restarted
+    ],
+)
+def test_supervisor_calls_a_run_that_a_user_ends_at_once_interrupted(
+    learner: LearnerProcess, notes: ProcessNotes, code: int, is_stopping: bool, state: State
+) -> None:
+    context = tell(notes)
+    learner.schedule_restart(code, is_stopping)
+    notes.write([learner.child])
+    assert context.read().state is state
+
+
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (7, 7), (-signal.SIGKILL, 128 + signal.SIGKILL)])
 def test_supervisor_that_was_signalled_ends_with_the_code_of_its_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: int

@@ -1,5 +1,7 @@
 """The command line: what it says, what it refuses, and that asking costs no import of torch."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -11,6 +13,7 @@ from seedrl.commandline.settings import settings_of
 from seedrl.commandline.suggestions import ELSEWHERE
 from seedrl.commands import COMMANDS, compose, main, vocabulary
 from tests.integration.processes import Commands
+from tests.trained_runs import leave_trained
 
 HEAVY = ("torch", "grpc", "envpool")
 LINES, COLUMNS = 24, 100  # one screen
@@ -80,8 +83,10 @@ def test_help_of_run_has_five_examples_and_ten_settings_with_the_presets_values(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_examples_are_lines_that_work(name: str) -> None:
+def test_help_examples_are_lines_that_work(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An example may be explained after some spaces."""
+    leave_trained(tmp_path / "runs/CartPole-v1/20260101-120000")
+    monkeypatch.chdir(tmp_path)
     for example in COMMANDS[name].examples:
         command, *arguments = example.partition("  ")[0].split()
         line = read(COMMANDS[command], vocabulary(command), arguments)

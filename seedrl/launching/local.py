@@ -4,6 +4,7 @@ What is special about the learner is in `learner_process.py`, about actors in `a
 """
 
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from seedrl.launching.actors import ActorFleet
 from seedrl.launching.children import GOODBYE_SECONDS, STOP_SECONDS, Child
 from seedrl.launching.learner_process import LearnerProcess
 from seedrl.launching.process_notes import ProcessNotes
+from seedrl.run.closing import failed_words
 from seedrl.run.context import ContextFile, State
 from seedrl.run.directory import RunDirectory, check_initial_weights
 from seedrl.validation import check_job
@@ -28,21 +30,24 @@ def run_locally(config: RunConfig, overrides: Sequence[str]) -> None:
     check_initial_weights(config.init_from)
     is_new = not config.run_dir or not Path(config.run_dir).exists()
     run = RunDirectory.prepare(config)
-    try:
-        _run_in(run, config, overrides)
-    except (ConfigError, SystemExit) as end:
-        code = end.exit_code if isinstance(end, ConfigError) else end.code
-        if is_new and code == ConfigError.exit_code:
-            run.remove_if_unused()
-        raise
-
-
-def _run_in(run: RunDirectory, config: RunConfig, overrides: Sequence[str]) -> None:
+    run.write_job(config)
     with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
         supervisor = Supervisor(config, overrides, run, Path(private))
-        code = supervisor.run()
+        try:
+            code = supervisor.run()
+        except SeedrlError as error:
+            if not _is_forgotten(run, is_new, error.exit_code):
+                error.add_note(failed_words(run, config))
+            raise
+    if code and not supervisor.is_stopping and not _is_forgotten(run, is_new, code):
+        print(failed_words(run, config), file=sys.stderr)
     if code or supervisor.is_stopping:  # the latter ends a multirun, too
         raise SystemExit(code if code >= 0 else 128 - code)  # negative: ended by a signal
+
+
+def _is_forgotten(run: RunDirectory, is_new: bool, code: int) -> bool:
+    """Remove the directory of a run whose settings could not work, if it is new; return whether it was removed."""
+    return is_new and code == ConfigError.exit_code and run.remove_if_unused()
 
 
 class Supervisor:
@@ -100,7 +105,7 @@ class Supervisor:
 
         def forward(number: int, _: object) -> None:
             self._signalled_at = self._signalled_at or time.monotonic()
-            self._learner.child.ask_to_end()
+            self._learner.child.ask_to_end(number)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, forward)

@@ -1,6 +1,7 @@
 """The run directory: everything that a run writes and resumes from. Knows nothing of torch.
 
-config.yaml     the settings, complete
+config.yaml     the settings of the learner, complete
+job.yaml        the settings of `seedrl run` that are not the learner's; there is none if the learner was started alone
 context.json    state, members, counters and addresses, see context.py
 metrics.jsonl   one line of measurements every few seconds, more often in the first minute
 checkpoints/    see checkpoint.py
@@ -20,23 +21,25 @@ import os
 import re
 import shutil
 import time
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import yaml
 
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, RunConfig
 from seedrl.errors import ConfigError, RunDirectoryError
 
-# A run may be resumed with other values of all settings except these.
-PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep")
+# A run that has begun may be resumed with other values of all settings except these.
+PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep", "init_from")
 
 
+CONFIG, JOB = "config.yaml", "job.yaml"
 Schema = TypeVar("Schema")
+Resumed = TypeVar("Resumed", bound=LearnerConfig)
 
-OURS = ("logs", "checkpoints", "context.json")  # may be there before config.yaml is
+OURS = ("logs", "checkpoints", "context.json", JOB)  # may be there before config.yaml is
 
 
 class RunDirectory:
@@ -59,16 +62,36 @@ class RunDirectory:
             raise RunDirectoryError(f"{run.path} cannot be created: {error.strerror}; give another run_dir") from error
         before = run.settings()
         if before is not None:
-            run._refuse_another_algorithm(before, config.algorithm.name)
-            differing = _differences(before, plain(config))
-            if differing:
-                raise RunDirectoryError(
-                    f"{run.path} holds a run with other settings: {'; '.join(differing)}. "
-                    "Give the same settings, or another run_dir"
-                )
+            run._refuse_other_settings(before, config)
         elif any(run.path.iterdir()) and not run._is_ours():
             raise RunDirectoryError(f"{run.path} is not empty and no run directory; give another run_dir")
         return run
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether there is anything that other settings would not fit: measurements or checkpoints."""
+        return self.metrics.exists() or self.checkpoints.exists()
+
+    @property
+    def has_job(self) -> bool:
+        """Return whether `seedrl run` started this run, and not `seedrl learner`."""
+        return (self.path / JOB).exists()
+
+    def write_job(self, config: RunConfig) -> None:
+        """Write the settings that a learner does not have, or has from its engine, so that the job can be resumed."""
+        advertise = {"advertise": config.ranks.advertise}
+        content = {"launch": plain(config.launch), "listen": config.listen, "ranks": advertise}
+        write_atomically(self.path / JOB, yaml.safe_dump(content, sort_keys=False))
+
+    def _refuse_other_settings(self, before: dict[str, Any], config: LearnerConfig) -> None:
+        if not self.has_begun:
+            return
+        self._refuse_another_algorithm(before, config.algorithm.name)
+        if differing := _differences(before, plain(config)):
+            raise RunDirectoryError(
+                f"{self.path} holds a run with other settings: {'; '.join(differing)}. These belong to the run: leave "
+                f"them out, or give another run_dir, which init_from={self.path} starts with the weights of this one"
+            )
 
     def _refuse_another_algorithm(self, before: dict[str, Any], name: str) -> None:
         """Name it alone: the other settings that differ follow from it."""
@@ -84,7 +107,8 @@ class RunDirectory:
         except OSError as error:
             self._lock.close()
             raise RunDirectoryError(f"another learner is running in {self.path}; give another run_dir") from error
-        write_atomically(self.path / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+        lasting = replace(config, socket="")  # the socket is one of this process
+        write_atomically(self.path / CONFIG, yaml.safe_dump(plain(lasting), sort_keys=False))
         self._count_processes()
 
     def _count_processes(self) -> None:
@@ -99,7 +123,11 @@ class RunDirectory:
 
     def settings(self) -> dict[str, Any] | None:
         """Return the content of config.yaml; None if there is none yet."""
-        path = self.path / "config.yaml"
+        return self._read(CONFIG)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """Return the settings in a file; None if there is no such file."""
+        path = self.path / name
         if not path.exists():
             return None
         try:
@@ -112,10 +140,22 @@ class RunDirectory:
 
     def config(self) -> LearnerConfig:
         """Return the settings as a learner has them, without those of another version that are not known here."""
+        return restored(LearnerConfig, self._own_settings())
+
+    def settings_to_resume(self, schema: type[Resumed]) -> Resumed:
+        """Return the settings that this run is resumed with, as those of `seedrl run` or of `seedrl learner`."""
+        settings = self._own_settings()
+        if not settings.get("listen"):  # then each command has a default of its own
+            settings.pop("listen", None)
+        if issubclass(schema, RunConfig) and (job := self._read(JOB)) is not None:
+            settings |= {**job, "ranks": {**settings.get("ranks", {}), **job.get("ranks", {})}}
+        return restored(schema, settings)
+
+    def _own_settings(self) -> dict[str, Any]:
         settings = self.settings()
         if settings is None:
-            raise RunDirectoryError(f"{self.path} is no run directory: there is no config.yaml in it")
-        return restored(LearnerConfig, settings)
+            raise RunDirectoryError(f"{self.path} is no run directory: there is no {CONFIG} in it")
+        return settings
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl, after one that a crash or a full disk may have cut off."""
@@ -129,13 +169,15 @@ class RunDirectory:
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
-    def remove_if_unused(self) -> None:
-        """Remove the directory of a run that could not start, unless its logs hold more than the message on screen."""
+    def remove_if_unused(self) -> bool:
+        """Remove the directory unless there is something in it to resume or to read; return whether it was removed."""
         is_explained = any("Traceback" in log.read_text(errors="replace") for log in self.logs.glob("*.log"))
-        if not self.metrics.exists() and not any(self.checkpoints.glob("*")) and not is_explained:
-            shutil.rmtree(self.path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self.path.parent.rmdir()  # runs/<env>, if this was the only one
+        if self.metrics.exists() or any(self.checkpoints.glob("*")) or is_explained:
+            return False
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()  # runs/<env>, if this was the only one
+        return True
 
     def _is_ours(self) -> bool:
         return all(path.name in OURS or path.name.startswith(".") for path in self.path.iterdir())

@@ -7,12 +7,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from seedrl import __version__
 from seedrl.config import LearnerConfig
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.reporting import trouble
 from seedrl.run.stopping import Stop
 from seedrl.run.totals import Counts, restore_counters
+from seedrl.version import __version__
 
 
 def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float) -> dict[str, Any]:
