@@ -73,7 +73,7 @@ def _learner(config: LearnerConfig) -> None:
     if is_under_torchrun():
         end_with_parent()
     check(config)  # before torch is imported: that takes seconds
-    check_initial_weights(config.init_from)
+    check_initial_weights(config)
     config = settings_of_rank(config, who)
     refuse_if_taken(config.listen or config.socket)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile

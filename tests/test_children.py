@@ -347,3 +347,27 @@ def test_supervisor_port_zero_becomes_one_that_stays() -> None:
     assert int(port) > 0
     assert _with_a_port("127.0.0.1:50051") == "127.0.0.1:50051"
     assert _with_a_port("") == ""
+
+
+@pytest.mark.parametrize(("code", "is_kept"), [(2, False), (7, True)])
+def test_run_whose_settings_are_refused_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, is_kept: bool
+) -> None:
+    """Logs of any other failure may be needed, so its directory stays, and is named with the line that resumes it."""
+    monkeypatch.setattr(Supervisor, "_forward_signals", lambda _: None)  # pytest keeps its own handlers
+    monkeypatch.setattr(LearnerProcess, "_start", lambda _: ending_with(code))
+    run_dir = tmp_path / "CartPole-v1" / "run"
+    with pytest.raises(SystemExit):
+        run_locally(RunConfig(run_dir=str(run_dir), actors=ActorsConfig(count=0)), [])
+    assert run_dir.exists() is run_dir.parent.exists() is is_kept
+    assert (f"resume     seedrl run {run_dir}\n" in capsys.readouterr().err) is is_kept
+
+
+def test_run_whose_settings_are_refused_leaves_a_directory_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Supervisor, "_forward_signals", lambda _: None)
+    monkeypatch.setattr(LearnerProcess, "_start", lambda _: ending_with(2))
+    with pytest.raises(SystemExit):
+        run_locally(RunConfig(run_dir=str(tmp_path), actors=ActorsConfig(count=0)), [])
+    assert tmp_path.exists()

@@ -78,6 +78,11 @@ def test_closing_words_name_the_directory_the_reason_and_what_is_next(tmp_path: 
     assert lines[-1] == f"  resume     seedrl run {run.path}"
 
 
+def test_summary_of_a_run_that_never_began_has_no_speed() -> None:
+    summary = summarize(LearnerConfig(), Stop(), counts_of(ServingMetrics(), LearningMetrics()), seconds=0.0)
+    assert summary["steps_per_second"] == 0
+
+
 def test_clock_of_a_run_that_is_done_already_stands_still() -> None:
     """So a run that is resumed and has nothing to do keeps its steps per second."""
     clock = RunClock()

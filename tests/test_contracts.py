@@ -53,7 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
     ("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.roles", "seedrl.launching", "seedrl.trained"),
-    ("seedrl", "seedrl.commandline", "seedrl.commands", "seedrl.job"),
+    ("seedrl", "seedrl.commandline", "seedrl.commands", "seedrl.job", "seedrl.job_handle"),
     ("seedrl.__main__", "envs_server.__main__"),
 )
 # These share a row and still know nothing of each other.

@@ -75,19 +75,14 @@ def test_run_directory_of_any_environment_has_a_plain_name(env_id: str, name: st
     assert directory_name(env_id) == name
 
 
-def test_run_directory_that_was_never_used_is_removed(tmp_path: Path) -> None:
-    run = prepared(config_for(tmp_path / "env/run"))
-    run.remove_if_unused()
-    assert not (tmp_path / "env").exists()
-
-
-@pytest.mark.parametrize("kept", ["metrics.jsonl", "checkpoints/1/manifest.json", "logs/actor-0.log"])
-def test_run_directory_with_something_to_look_at_is_not_removed(tmp_path: Path, kept: str) -> None:
+def test_run_directory_with_a_traceback_to_look_at_is_not_discarded(tmp_path: Path) -> None:
     run = prepared(config_for(tmp_path / "run"))
-    (run.path / kept).parent.mkdir(parents=True, exist_ok=True)
-    (run.path / kept).write_text("Traceback (most recent call last):\n")
-    run.remove_if_unused()
-    assert (run.path / kept).exists()
+    run.logs.mkdir()
+    (run.logs / "actor-0.log").write_text("Traceback (most recent call last):\n")
+    assert not run.discard_if_unused()
+    (run.logs / "actor-0.log").write_text("there is no such environment\n")
+    assert run.discard_if_unused()
+    assert not run.path.exists()
 
 
 @pytest.mark.parametrize(("name", "words"), [("nowhere", "no such directory"), ("empty", "no checkpoint in it")])
@@ -96,7 +91,7 @@ def test_initial_weights_that_are_not_there_are_refused_before_anything_starts(
 ) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=words):
-        check_initial_weights(str(tmp_path / name))
+        check_initial_weights(LearnerConfig(init_from=str(tmp_path / name)))
 
 
 @pytest.mark.parametrize("name", ["", "run", "run/checkpoints/1"])
@@ -106,7 +101,8 @@ def test_initial_weights_that_are_there_are_accepted(
     (tmp_path / "run/checkpoints/1").mkdir(parents=True)
     (tmp_path / "run/checkpoints/1/manifest.json").touch()
     monkeypatch.chdir(tmp_path)
-    check_initial_weights(name)
+    check_initial_weights(LearnerConfig(init_from=name))
+    check_initial_weights(LearnerConfig(init_from="gone since", run_dir="run"))
 
 
 def test_run_directory_existing_empty_directory_is_taken(tmp_path: Path) -> None:

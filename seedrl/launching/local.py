@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from seedrl.config import Engine, RunConfig
-from seedrl.errors import ConfigError, SeedrlError
+from seedrl.errors import SeedrlError
 from seedrl.launching.actors import ActorFleet
-from seedrl.launching.children import GOODBYE_SECONDS, STOP_SECONDS, Child
+from seedrl.launching.children import FATAL_CODES, GOODBYE_SECONDS, STOP_SECONDS, Child
 from seedrl.launching.learner_process import LearnerProcess
 from seedrl.launching.process_notes import ProcessNotes
 from seedrl.run.closing import failed_words
@@ -27,8 +27,7 @@ POLL_SECONDS = 0.1
 def run_locally(config: RunConfig, overrides: Sequence[str]) -> None:
     """Run a job; return when training is over. Exits after a signal, or with the learner's code if it failed."""
     check_job(config)
-    check_initial_weights(config.init_from)
-    is_new = not config.run_dir or not Path(config.run_dir).exists()
+    check_initial_weights(config)
     run = RunDirectory.prepare(config)
     run.write_job(config)
     with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
@@ -36,18 +35,20 @@ def run_locally(config: RunConfig, overrides: Sequence[str]) -> None:
         try:
             code = supervisor.run()
         except SeedrlError as error:
-            if not _is_forgotten(run, is_new, error.exit_code):
-                error.add_note(failed_words(run, config))
+            if words := _after_failure(run, config, error.exit_code):
+                error.add_note(words)
             raise
-    if code and not supervisor.is_stopping and not _is_forgotten(run, is_new, code):
-        print(failed_words(run, config), file=sys.stderr)
+    if code and not supervisor.is_stopping and (words := _after_failure(run, config, code)):
+        print(words, file=sys.stderr)
     if code or supervisor.is_stopping:  # the latter ends a multirun, too
         raise SystemExit(code if code >= 0 else 128 - code)  # negative: ended by a signal
 
 
-def _is_forgotten(run: RunDirectory, is_new: bool, code: int) -> bool:
-    """Remove the directory of a run whose settings could not work, if it is new; return whether it was removed."""
-    return is_new and code == ConfigError.exit_code and run.remove_if_unused()
+def _after_failure(run: RunDirectory, config: RunConfig, code: int) -> str:
+    """Return what a user can do after a failure; nothing if the settings were refused and the run was never one."""
+    if code in FATAL_CODES and run.discard_if_unused():
+        return ""
+    return failed_words(run, config)
 
 
 class Supervisor:

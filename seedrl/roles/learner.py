@@ -18,7 +18,7 @@ import torch
 
 from seedrl.config import Display, LearnerConfig
 from seedrl.device import choose_device
-from seedrl.errors import RankLost, RunDirectoryError, SeedrlError, ThreadDied
+from seedrl.errors import ConfigError, RankLost, RunDirectoryError, SeedrlError, ThreadDied
 from seedrl.learning.loop import POLL_SECONDS
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.life import Running, Watched
@@ -132,11 +132,17 @@ class LearnerProcess:
         self.peers.leave()
         if self.stop.failure is not None:
             if not self.run_directory.has_job:  # else `seedrl run` may start it again
-                self.stop.failure.add_note(failed_words(self.run_directory, self.config))
+                self._explain(self.stop.failure)
             raise self.stop.failure
         if self.learning.updates:
             self.display.say(closing_words(self.run_directory, self.config, summary))
         return summary
+
+    def _explain(self, failure: BaseException) -> None:
+        """Add what a user can do about a failure; if the settings were refused, the run was never one."""
+        is_refused = isinstance(failure, ConfigError)
+        if not (is_refused and self.run_directory.discard_if_unused()):
+            failure.add_note(failed_words(self.run_directory, self.config))
 
     def _log(self) -> Path | None:
         """Return where a rank writes that is not the first, which has the terminal."""

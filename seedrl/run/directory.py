@@ -51,11 +51,13 @@ class RunDirectory:
         self.logs = path / "logs"
         self.metrics = path / "metrics.jsonl"
         self.earlier_processes = 0  # that have claimed this run before; known once it is claimed
+        self.is_new = False  # whether `prepare` has created it
 
     @classmethod
     def prepare(cls, config: LearnerConfig) -> "RunDirectory":
         """Create the directory, or use an existing one if its settings fit."""
         run = cls(Path(config.run_dir) if config.run_dir else fresh(Path("runs") / directory_name(config.env.id)))
+        run.is_new = not config.run_dir or not run.path.exists()
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -82,6 +84,19 @@ class RunDirectory:
         advertise = {"advertise": config.ranks.advertise}
         content = {"launch": plain(config.launch), "listen": config.listen, "ranks": advertise}
         write_atomically(self.path / JOB, yaml.safe_dump(content, sort_keys=False))
+
+    def discard_if_unused(self) -> bool:
+        """Remove the directory if it was created for a start in which nothing was trained; return whether it was.
+
+        It stays if a log in it holds a traceback, which the message on screen may refer to.
+        """
+        is_explained = any("Traceback" in log.read_text(errors="replace") for log in self.logs.glob("*.log"))
+        if not self.is_new or self.has_begun or is_explained:
+            return False
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()  # that of the environment, if this was its first run
+        return True
 
     def _refuse_other_settings(self, before: dict[str, Any], config: LearnerConfig) -> None:
         if not self.has_begun:
@@ -169,27 +184,19 @@ class RunDirectory:
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
-    def remove_if_unused(self) -> bool:
-        """Remove the directory unless there is something in it to resume or to read; return whether it was removed."""
-        is_explained = any("Traceback" in log.read_text(errors="replace") for log in self.logs.glob("*.log"))
-        if self.metrics.exists() or any(self.checkpoints.glob("*")) or is_explained:
-            return False
-        shutil.rmtree(self.path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self.path.parent.rmdir()  # runs/<env>, if this was the only one
-        return True
-
     def _is_ours(self) -> bool:
         return all(path.name in OURS or path.name.startswith(".") for path in self.path.iterdir())
 
 
-def check_initial_weights(init_from: str) -> None:
-    """Refuse an init_from without a checkpoint, before anything is started."""
-    path = Path(init_from)
-    if not init_from or (path / "manifest.json").exists() or any(path.glob("checkpoints/*/manifest.json")):
+def check_initial_weights(config: LearnerConfig) -> None:
+    """Refuse an init_from without a checkpoint, before anything is started; a run that has begun needs none."""
+    path = Path(config.init_from)
+    has_begun = bool(config.run_dir) and RunDirectory(Path(config.run_dir)).has_begun
+    is_there = (path / "manifest.json").exists() or any(path.glob("checkpoints/*/manifest.json"))
+    if not config.init_from or is_there or has_begun:
         return
     what = "there is no such directory" if not path.exists() else "there is no checkpoint in it"
-    raise ConfigError(f"init_from={init_from} must be a run directory or a checkpoint: {what}")
+    raise ConfigError(f"init_from={config.init_from} must be a run directory or a checkpoint: {what}")
 
 
 def another_algorithm(run: str, trained_with: str, name: str) -> str:

@@ -28,7 +28,7 @@ def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float)
         "updates": learning.updates,
         "episodes": serving.episodes,
         "seconds": round(seconds, 3),
-        "steps_per_second": round(serving.env_steps / seconds, 1),
+        "steps_per_second": round(serving.env_steps / seconds, 1) if seconds else 0.0,
         "return_mean_100": serving.return_mean_100,
         "eval_steps": serving.eval_steps,
         "eval_episodes": serving.eval_episodes,

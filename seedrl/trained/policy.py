@@ -131,10 +131,10 @@ class Spaces:
         self._observations: ObservationSpace | None = None
         self._actions: ActionSpace | None = None
         if env is not None:
-            spaces = [getattr(env, f"single_{name}", None) or getattr(env, name) for name in SPACES]
-            if (found := spec_of(*spaces, type(env).__name__)) != spec:
+            observation, action = _space(env, "observation_space"), _space(env, "action_space")
+            if (found := spec_of(observation, action, str(env))) != spec:
                 raise ConfigError(f"{env} has {found}, but the policy was trained on {spec}")
-            self._observations, self._actions = ObservationSpace(spaces[0]), ActionSpace(spaces[1])
+            self._observations, self._actions = ObservationSpace(observation), ActionSpace(action)
 
     def rows(self, observation: Any) -> tuple[Arrays, int | None]:
         """Return an observation as rows, and of how many environments it is; None for that of a single one."""
@@ -162,7 +162,9 @@ class Spaces:
         return int(taken) if isinstance(taken, np.integer) else taken
 
 
-SPACES = ("observation_space", "action_space")
+def _space(env: Any, name: str) -> Any:
+    """Return a space of an environment, or of each of a vector of them."""
+    return getattr(env, f"single_{name}", None) or getattr(env, name)
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, NDArray[Any]]]:

@@ -36,11 +36,12 @@ def run_record(config: RecordConfig) -> None:
     job = drawn(trained, config.seed)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        returns = Film(config, out, imageio).record(trained, job)
+        returns, cut = Film(config, out, imageio).record(trained, job)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error}; give another out=") from error
     shown = ", ".join(f"{value:,.4g}" for value in returns)
-    print(f"{out}.mp4, .gif and .png: {trained.config.env.id} after {trained.env_steps:,} steps; returns {shown}")
+    note = f"; {cut} of them cut short at max_steps={config.max_steps}" if cut else ""
+    print(f"{out}.mp4, .gif and .png: {trained.config.env.id} after {trained.env_steps:,} steps; returns {shown}{note}")
 
 
 def drawn(trained: Trained, seed: int) -> Welcome:
@@ -71,10 +72,10 @@ class Film:
     out: Path
     imageio: Any
 
-    def record(self, trained: Trained, job: Welcome) -> list[float]:
-        """Play and write; return the return of every episode."""
+    def record(self, trained: Trained, job: Welcome) -> tuple[list[float], int]:
+        """Play and write; return the return of every episode, and how many of them were cut short."""
         config = self.config
-        returns = [0.0] * config.episodes
+        returns, cut = [0.0] * config.episodes, 0
         gif, grid = Thinned(GIF_FRAMES), Thinned(4 * GRID * GRID)
         moments = play(trained, job, config.episodes, config.max_steps)
         with ExitStack() as until_the_end:
@@ -88,9 +89,10 @@ class Film:
                 if moment.episode == 0:
                     grid.add(fitted(frame, CELL_SIDE))
                 returns[moment.episode] += moment.reward
+                cut += moment.is_cut
         self._write_gif(gif)
         self.imageio.imwrite(self._path(".png"), grid_of(grid.evenly(GRID * GRID), GRID))
-        return returns
+        return returns, cut
 
     def _video(self) -> Any:
         return self.imageio.get_writer(

@@ -68,9 +68,8 @@ class StepPolicy(nn.Module):
 
     def evaluate(self, inputs: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits, values and the next core_state, without choosing actions."""
-        *seen, core_state = inputs
-        model_input = ModelInput(*seen).tree_map(lambda leaf: leaf.unsqueeze(0))
-        output, next_core_state = self.model(model_input, core_state)
+        seen = ModelInput(inputs.observation, inputs.reward, inputs.last_action, inputs.reset)
+        output, next_core_state = self.model(seen.tree_map(lambda leaf: leaf.unsqueeze(0)), inputs.core_state)
         return output.logits.squeeze(0), output.value.squeeze(0), next_core_state
 
     @torch.no_grad()

@@ -30,9 +30,10 @@ def leave_pole(run_dir: Path, options: dict[str, Any], spec: EnvSpec, squash: bo
     ("options", "spec"),
     [
         ({"id": "CartPole-v1", "max_episode_steps": 30}, EnvSpec(ArraySpec((4,), "float32"), discrete(2))),
-        (
+        pytest.param(
             {"id": "Pendulum-v1", "max_episode_steps": 12},
             EnvSpec(ArraySpec((3,), "float32"), ContinuousSpec((-2.0,), (2.0,), (1,))),
+            marks=pytest.mark.long,
         ),
     ],
     ids=["discrete", "continuous"],
