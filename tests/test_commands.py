@@ -70,7 +70,7 @@ def test_help_of_run_has_five_examples_and_ten_settings_with_the_presets_values(
 ) -> None:
     main(["run", "env=pong", "--help", "seed=7"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0].startswith("seedrl run key=value")
+    assert lines[0].startswith("seedrl run [RUN] key=value")
     assert len([line for line in lines[1:] if line.startswith("seedrl run ")]) == 5
     settings = {line.split("=")[0]: line.split("=")[1].split()[0] for line in lines if line.split("=")[0] in OFTEN}
     assert len(settings) == len(OFTEN) == 10

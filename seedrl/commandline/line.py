@@ -117,7 +117,8 @@ def _no_setting(vocabulary: Vocabulary, word: str) -> str:
     if word in vocabulary.settings or word in vocabulary.presets:
         return f"{word} needs a value: {word}=VALUE"
     hint = did_you_mean(word, _keys(vocabulary), "{}=VALUE")
-    return f"{word} is no setting, which would be key=value{hint or f'; {see_help(vocabulary)}'}"
+    what = "neither a setting, which would be key=value, nor a run" if vocabulary.resumes else "no setting, key=value"
+    return f"{word} is {what}{hint or f'; {see_help(vocabulary)}'}"
 
 
 def _keys(vocabulary: Vocabulary) -> list[str]:
