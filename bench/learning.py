@@ -21,7 +21,7 @@ import yaml
 
 from bench.document import read
 from bench.harness import Report
-from seedrl.commands import conf_directory
+from seedrl.commandline.settings import conf_directory
 from seedrl.config import BenchConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.statistics import bootstrap, iqm

@@ -1,28 +1,25 @@
-"""The command line: `seedrl COMMAND key=value …`. Only this module uses Hydra; all others get plain dataclasses.
+"""The commands: `seedrl COMMAND key=value …`. How a line is read, checked and composed is in `commandline/`.
 
-Starts without importing torch, grpc or envpool: each command imports what it needs when it runs.
+Each command imports what it needs when it runs, so that help and tab completion answer at once: this module imports
+neither Hydra nor numpy, torch, grpc or envpool.
 """
 
 import dataclasses
-import functools
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
+from seedrl.commandline.command import RUN_DIR, Command
+from seedrl.commandline.completion import run_completion
+from seedrl.commandline.extras import explained, refuse_without
+from seedrl.commandline.help import every_setting, first_screen, overview
+from seedrl.commandline.line import ALL, HELP, VERSION, Line, read
+from seedrl.commandline.output import patient_output
+from seedrl.commandline.settings import Vocabulary
+from seedrl.commandline.suggestions import did_you_mean
 from seedrl.config import (
     ActorConfig,
     BenchConfig,
@@ -40,25 +37,22 @@ from seedrl.config import (
     RunConfig,
     ServeConfig,
     StatusConfig,
+    SweptRunConfig,
 )
 from seedrl.errors import ConfigError, SeedrlError
-from seedrl.launching.children import end_with_parent
-from seedrl.launching.engines import launch_job
-from seedrl.launching.torchrun import is_under_torchrun, write_error_file
-from seedrl.ranks.settings import settings_of_rank
-from seedrl.run.directory import RunDirectory
-from seedrl.run.finding import find_run, is_run
 from seedrl.run.identity import identity
-from seedrl.run.words import RUN_DIR, words_as_settings
-from seedrl.validation import check
 from seedrl.version import __version__
-from seedrl.wire.address import refuse_if_taken
 
 TrainedConfig = TypeVar("TrainedConfig", EvalConfig, ServeConfig, ExportConfig, RecordConfig, CardConfig)
 
 
-def _run(config: RunConfig) -> None:
-    launch_job(config, HydraConfig.get().overrides.task)
+def _run(config: RunConfig, overrides: Sequence[str]) -> None:
+    from seedrl.launching.engines import launch_job
+
+    refuse_without("torch", "run")
+    if swept := [each for each in overrides if each.startswith("sweep.")]:
+        raise ConfigError(f"{swept[0]} is for sweeps: give -m as well")
+    launch_job(config, overrides)
 
 
 def _render(config: RenderConfig) -> None:
@@ -68,10 +62,18 @@ def _render(config: RenderConfig) -> None:
 
 
 def _learner(config: LearnerConfig) -> None:
+    from seedrl.launching.children import end_with_parent
+    from seedrl.launching.torchrun import is_under_torchrun
+    from seedrl.ranks.settings import settings_of_rank
+    from seedrl.run.directory import check_initial_weights
+    from seedrl.validation import check
+    from seedrl.wire.address import refuse_if_taken
+
     who = identity("learner")
     if is_under_torchrun():
         end_with_parent()
     check(config)  # before torch is imported: that takes seconds
+    check_initial_weights(config)
     config = settings_of_rank(config, who)
     refuse_if_taken(config.listen or config.socket)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
@@ -102,6 +104,8 @@ def _eval(config: EvalConfig) -> None:
 
 
 def _serve(config: ServeConfig) -> None:
+    from seedrl.wire.address import refuse_if_taken
+
     refuse_if_taken(config.listen)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -129,6 +133,7 @@ def _bench_module() -> Any:
 
 
 def _observe(config: ObserveConfig) -> None:
+    from seedrl.commandline.settings import conf_directory
     from seedrl.monitoring.observe import run_observe
 
     run_observe(config, conf_directory() / "observability")
@@ -172,6 +177,8 @@ def _card(config: CardConfig) -> None:
 
 def _with_trained_run(config: TrainedConfig) -> TrainedConfig:
     """Return the settings with the newest run that has a checkpoint, if they name no run."""
+    from seedrl.run.finding import find_run
+
     run = str(find_run(config.run, must_be_trained=True))
     if run != config.run:
         print(f"newest run: {run}", file=sys.stderr)
@@ -179,44 +186,134 @@ def _with_trained_run(config: TrainedConfig) -> TrainedConfig:
 
 
 def _certs(config: CertsConfig) -> None:
-    try:
-        from seedrl.wire.certificates import run_certs
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"seedrl certs needs one more package: pip install 'seedrl[certs]' ({error})") from error
+    from seedrl.wire.certificates import run_certs
+
     run_certs(config)
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command of `seedrl`: its line of help, its settings, and the function that runs it."""
-
-    meaning: str
-    schema: type
-    start: Callable[[Any], None]
-    verbs: tuple[tuple[str, str, str], ...] = ()  # subcommands on files: the word, its arguments, its line of help
-    words: str = ""  # the setting that arguments without a key go into, such as orders
-    run: str = ""  # the setting that a run without a key goes into
-
-
 COMMANDS = {
-    "run": Command("train: start a learner and its actors; seedrl run RUN resumes", RunConfig, _run, run=RUN_DIR),
-    "learner": Command(
-        "run only the learner; actors may connect from any machine", LearnerConfig, _learner, run=RUN_DIR
+    "run": Command(
+        "train: start a learner and its actors",
+        SweptRunConfig,
+        _run,
+        run=RUN_DIR,
+        takes_overrides=True,
+        is_lasting=True,
+        examples=(
+            "run env=cartpole                          a preset; --help all lists them",
+            "run env.id=Acrobot-v1 stop.env_steps=3e5  any environment of envpool, with neutral settings",
+            "run env.id=gymnasium:CartPole-v1          Gymnasium's; env.id=my_module:make is your own",
+            "run runs/CartPole-v1/20260101-120000      resume a run with its own settings",
+            "run -m env=cartpole seed=1,2,3            several runs, with a table and a plot at the end",
+        ),
+        often=(
+            "env.id",
+            "stop.env_steps",
+            "seed",
+            "algorithm.name",
+            "algorithm.learning_rate",
+            "algorithm.batch_size",
+            "algorithm.unroll_length",
+            "actors.count",
+            "actors.envs",
+            "model.lstm",
+        ),
     ),
-    "actor": Command("run an actor for a learner: seedrl actor learner=HOST:PORT", ActorConfig, _actor),
-    "render": Command("write a job as Kubernetes manifests: seedrl render out=DIR", RenderConfig, _render),
+    "learner": Command(
+        "run only the learner; actors may connect from any machine",
+        LearnerConfig,
+        _learner,
+        run=RUN_DIR,
+        is_lasting=True,
+        examples=(
+            "learner env=pong                         for actors on this machine",
+            "learner env=pong listen=10.0.0.1:50051   for others, with security.*: docs/security.md",
+            "learner env=own                          actors bring the environment",
+        ),
+        often=(
+            "env.id",
+            "listen",
+            "stop.env_steps",
+            "run_dir",
+            "seed",
+            "algorithm.name",
+            "algorithm.learning_rate",
+            "algorithm.batch_size",
+            "actors.envs",
+            "device",
+        ),
+    ),
+    "actor": Command(
+        "run an actor for a learner",
+        ActorConfig,
+        _actor,
+        is_lasting=True,
+        examples=("actor learner=127.0.0.1:50051", "actor learner=unix:/tmp/learner.sock threads=4"),
+        often=(
+            "learner",
+            "name",
+            "threads",
+            "patience",
+            "modules",
+            "metrics",
+            "security.ca_file",
+            "security.token_file",
+        ),
+    ),
+    "render": Command(
+        "write a job as Kubernetes manifests",
+        RenderConfig,
+        _render,
+        examples=(
+            "render out=manifests env=pong",
+            "render out=manifests env=pong ranks.count=2 actors.count=16 actors.at_most=64",
+        ),
+        often=(
+            "out",
+            "env.id",
+            "stop.env_steps",
+            "ranks.count",
+            "actors.count",
+            "actors.at_most",
+            "launch.image",
+            "launch.namespace",
+            "launch.storage_gb",
+            "launch.learner.gpus",
+        ),
+    ),
     "eval": Command("evaluate the policy of a run on whole episodes", EvalConfig, _eval, run="run"),
-    "serve": Command("serve the policy of a run to clients that ask for actions", ServeConfig, _serve, run="run"),
+    "serve": Command(
+        "serve the policy of a run to clients that ask for actions",
+        ServeConfig,
+        _serve,
+        run="run",
+        is_lasting=True,
+        often=("run", "checkpoint", "listen", "greedy", "watch", "envs", "max_slots", "metrics", "device"),
+    ),
     "control": Command(
-        "steer running actors: pause, resume, reset, drain, move, open, temperature=, epsilon=, options=",
+        "pause, resume, reset, drain or move running actors, or change how they explore",
         ControlConfig,
         _control,
-        words="do",
         run="run",
+        words="do",
+        examples=("control pause", "control resume", "control drain actor=actor-3", "control epsilon=0.1"),
+        often=("do", "actor", "temperature", "epsilon", "options", "learner", "run"),
     ),
-    "status": Command("show a running learner, its actors and what limits them", StatusConfig, _status, run="run"),
+    "status": Command(
+        "show a running learner, its actors and what limits them",
+        StatusConfig,
+        _status,
+        run="run",
+        examples=("status", "status --json", "status learner=10.0.0.1:50051 security.ca_file=certs/ca.pem"),
+        often=("learner", "run", "top", "json", "security.ca_file", "security.token_file"),
+    ),
     "doctor": Command(
-        "check a run before it starts, or find the bottleneck of a running one", DoctorConfig, _doctor, run="run"
+        "check a run before it starts, or find the bottleneck of a running one",
+        DoctorConfig,
+        _doctor,
+        run="run",
+        examples=("doctor env=pong listen=127.0.0.1:50051", "doctor run=runs/Pong-v5/20260101-120000"),
+        often=("run", "learner", "env.id", "listen", "actors.count", "actors.envs", "launch.engine", "device"),
     ),
     "export": Command(
         "export a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export, run="run"
@@ -232,58 +329,147 @@ COMMANDS = {
         BenchConfig,
         _bench,
         verbs=(
-            (
-                "compare",
-                "A.json B.json",
-                "show what got better or worse beyond noise; exit code 1 if worse",
-            ),
+            ("compare", "A.json B.json", "show what got better or worse beyond noise; exit code 1 if worse"),
             ("render", "FILE.json [RESULTS.md]", "plot the results, and write a page with all of them"),
         ),
     ),
     "plot": Command(
-        "plot several runs: seedrl plot RUN …; seeds of the same settings share a line",
+        "plot several runs; seeds of the same settings share a line",
         PlotConfig,
         _plot,
         words="runs",
+        examples=("plot runs", "plot runs/Pong-v5 runs/Breakout-v5 out=atari.svg"),
     ),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `seedrl` with these arguments, or with those of the process."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if "" not in sys.path:  # as with python -m: modules of the working directory can be named in settings
         sys.path.insert(0, "")
-    name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    if name in ("--help", "-h", "help"):
-        print(_overview())
-    elif name == "--version":
-        print(f"seedrl {__version__}")
+    name = next((word for word in arguments if not word.startswith("-")), "")
+    if name == "help":
+        arguments = [word for word in arguments if word != name] + [HELP[0]]
+        name = next((word for word in arguments if not word.startswith("-")), "")
+    rest = [word for number, word in enumerate(arguments) if number != (arguments.index(name) if name else -1)]
+    if not name:
+        with patient_output():
+            print(f"seedrl {__version__}" if set(VERSION) & set(rest) else overview(COMMANDS))
+    elif name == "completion":
+        with patient_output(), _errors_as_exit_codes(name):
+            run_completion(COMMANDS, rest)
     elif name not in COMMANDS:
-        sys.exit(f"seedrl: there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
+        hint = did_you_mean(name, COMMANDS, "seedrl {}") or f"; the commands are {', '.join(COMMANDS)}"
+        sys.exit(f"seedrl: there is no command {name}{hint}")
     else:
         execute(name, rest)
 
 
 def execute(name: str, arguments: Sequence[str]) -> None:
-    """Compose the command's settings from conf/ and overrides, and run it."""
+    """Read the arguments of a command, and run it or answer what they ask."""
     command = COMMANDS[name]
-    register_schemas()
-    if "--help" in arguments or "-h" in arguments:
-        print(help_text(name))
-        return
     if arguments and arguments[0] in (verb for verb, _, _ in command.verbs):
         with _errors_as_exit_codes(name):
             raise SystemExit(_bench_module().with_files(arguments[0], arguments[1:]))
-
-    def task(settings: Any) -> None:
-        with _errors_as_exit_codes(name):
-            command.start(_complete(name, settings))
-
     with _errors_as_exit_codes(name):
-        arguments = words_as_settings(arguments, command.words, command.run)
-        config_name, arguments = _to_resume_or_start(name, _flags_as_settings(command, arguments))
-    sys.argv = [f"seedrl {name}", *arguments]
-    hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=config_name)(task)()
+        line = read(command, vocabulary(name), arguments)
+    if line.is_question:
+        with patient_output(), _errors_as_exit_codes(name):
+            print(_answer(name, line))
+        return
+    with patient_output(name if command.is_lasting else ""), _errors_as_exit_codes(name):
+        if line.hydras or line.shows or _has_launcher(line):
+            _leave_to_hydra(name, line)
+        elif line.is_sweep:
+            _sweep(name, line)
+        else:
+            _start(name, compose(name, line.overrides), line.overrides)
+
+
+def _answer(name: str, line: Line) -> str:
+    """Return what a line asks for that runs nothing."""
+    if line.asks_version:
+        return f"seedrl {__version__}"
+    if line.help is not None:
+        return help_text(name, line)
+    from seedrl.commandline.composing import as_yaml
+
+    return as_yaml(vocabulary(name), line.overrides)
+
+
+def _has_launcher(line: Line) -> bool:
+    return line.is_sweep and any(override.startswith("hydra/launcher=") for override in line.overrides)
+
+
+def _sweep(name: str, line: Line) -> NoReturn:
+    """Run many runs, and exit with a code that tells whether all of them succeeded."""
+    from seedrl.commandline.checking import checked
+    from seedrl.commandline.search import check_values, search_of, split
+    from seedrl.commandline.sweep import Sweep, places, sweep_directory
+    from seedrl.launching.engines import check_launch
+
+    if name != "run":
+        raise ConfigError(f"only seedrl run has sweeps, not seedrl {name}")
+    refuse_without("torch", name)
+    fixed, varied = split(checked(vocabulary(name), line.overrides, is_sweep=True))
+    config = compose(name, fixed)
+    if config.run_dir:
+        raise ConfigError(f"run_dir={config.run_dir} is the directory of one run; that of a sweep is sweep.dir")
+    check_values(config.sweep.trials, varied)
+    if config.sweep.trials:
+        refuse_without("optuna", name)
+    cores = places(config.sweep)
+    directory = sweep_directory(config.sweep)
+    search = search_of(config, vocabulary(name), varied, directory)
+    of_a_run = [each for each in fixed if not each.startswith("sweep.")]
+    sweep = Sweep(directory, cores, of_a_run, search, lambda words: check_launch(compose(name, words), words))
+    raise SystemExit(sweep.run())
+
+
+def _start(name: str, config: Any, overrides: Sequence[str]) -> None:
+    command = COMMANDS[name]
+    command.start(config, overrides) if command.takes_overrides else command.start(config)
+
+
+def vocabulary(name: str) -> Vocabulary:
+    """Return the words that a command knows."""
+    return Vocabulary(name, COMMANDS[name].schema, resumes=COMMANDS[name].run == RUN_DIR)
+
+
+def compose(name: str, overrides: Sequence[str]) -> Any:
+    """Return the settings that a command would have, without running it."""
+    from seedrl.commandline.composing import compose
+
+    return compose(vocabulary(name), overrides)
+
+
+def help_text(name: str, line: Line) -> str:
+    """Return the help of a command: one screen, or everything."""
+    if line.help == ALL:
+        return every_setting(COMMANDS[name], vocabulary(name))
+    from seedrl.commandline.composing import preview
+
+    return first_screen(COMMANDS[name], vocabulary(name), preview(vocabulary(name), line.overrides))
+
+
+def register_schemas() -> None:
+    """Register the settings of every command with Hydra."""
+    from seedrl.commandline.composing import register
+
+    for name, command in COMMANDS.items():
+        register(name, command.schema)
+
+
+def _leave_to_hydra(name: str, line: Line) -> None:
+    """Let Hydra itself carry out a line that has options or a launcher of its own."""
+    from seedrl.commandline.composing import run_by_hydra
+
+    def task(config: Any, overrides: Sequence[str]) -> None:
+        with _errors_as_exit_codes(name):  # also in a process that a launcher of Hydra starts
+            _start(name, config, overrides)
+
+    run_by_hydra(vocabulary(name), line, task)
 
 
 @contextmanager
@@ -291,166 +477,17 @@ def _errors_as_exit_codes(name: str) -> Iterator[None]:
     """End the process with one line and an exit code of its own for each of our errors."""
     try:
         yield
+    except ModuleNotFoundError as error:
+        if (missing := explained(name, error)) is None:
+            raise
+        _exit_with(name, missing)
     except SeedrlError as error:
-        print(f"seedrl {identity(name)}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
-        write_error_file(str(error), error.exit_code)
-        raise SystemExit(error.exit_code) from error
+        _exit_with(name, error)
 
 
-def _flags_as_settings(command: Command, arguments: Sequence[str]) -> list[str]:
-    """Turn `--json` into json=true for every setting that is false by default."""
-    flags = {f"--{key}": f"{key}=true" for key, default, _ in settings_of(command.schema) if default == "False"}
-    return [flags.get(argument, argument) for argument in arguments]
+def _exit_with(name: str, error: SeedrlError) -> NoReturn:
+    from seedrl.launching.torchrun import write_error_file
 
-
-def _neutral_if_own_env(arguments: Sequence[str]) -> list[str]:
-    """Let `env.id=X` without `env=` start from the defaults instead of from those of another environment."""
-    names = {argument.partition("=")[0] for argument in arguments}
-    return ["env=any", *arguments] if "env.id" in names and not {"env", "experiment"} & names else list(arguments)
-
-
-def compose(name: str, overrides: Sequence[str]) -> Any:
-    """Return the settings that a command would have, without running it."""
-    register_schemas()
-    config_name, overrides = _to_resume_or_start(name, overrides)
-    try:
-        with hydra.initialize_config_dir(str(conf_directory()), version_base="1.3"):
-            return _complete(name, hydra.compose(config_name, list(overrides)))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError("; ".join(line.strip() for line in str(error).splitlines() if line.strip())) from error
-
-
-def _complete(name: str, settings: Any) -> Any:
-    """Return composed settings as plain dataclasses; refuse those that lack one."""
-    if missing := sorted(OmegaConf.missing_keys(settings)):
-        raise ConfigError(f"{', '.join(missing)} must be given; seedrl {name} --help explains each")
-    return OmegaConf.to_object(settings)
-
-
-@functools.cache
-def register_schemas() -> None:
-    """Register the dataclasses with Hydra, once per process: they never change, and this takes 0.1 s.
-
-    Keyword arguments of foreign constructors may have any keys.
-    """
-    for name, command in COMMANDS.items():
-        _store_schema(f"{name}_schema", command.schema)
-
-
-def _store_schema(name: str, settings: Any) -> None:
-    """Store a dataclass, or an object of one, whose values are then the defaults."""
-    schema = OmegaConf.structured(settings)
-    for section in (*(schema.get(group) for group in ("env", "model", "algorithm", "store")), schema):
-        for options in ("options", "callback_options"):
-            if section is not None and options in section:
-                OmegaConf.set_struct(section[options], False)
-    ConfigStore.instance().store(name=name, node=schema)
-
-
-def _to_resume_or_start(name: str, arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the name of the configuration to compose, and the arguments to compose it with.
-
-    If the arguments name the directory of an existing run, they change that run's own settings instead of the defaults.
-    """
-    if COMMANDS[name].run == RUN_DIR and (run := _last_value(RUN_DIR, arguments)) and is_run(Path(run)):
-        return _resumed(name, Path(run)), _repeatable(arguments)
-    return name, _neutral_if_own_env(arguments)
-
-
-def _repeatable(arguments: Sequence[str]) -> list[str]:
-    """Return arguments that fit whether or not they were given to the run before: a key may be there or gone already.
-
-    The line of a run's start has to resume it, too, and a learner that crashed is started with the same line again.
-    """
-    return [re.sub(r"^\+(?!\+)", "++", argument) for argument in arguments if not argument.startswith("~")]
-
-
-def _resumed(name: str, run: Path) -> str:
-    """Store a configuration like that of the command, with the run's settings and no preset; return its name."""
-    schema, resumed = f"{name}_schema", f"{name}_resumed"
-    _store_schema(f"{resumed}_schema", RunDirectory(run).settings_to_resume(COMMANDS[name].schema))
-    content = OmegaConf.load(conf_directory() / f"{name}.yaml")
-    assert isinstance(content, DictConfig)
-    content["defaults"] = [_without_preset(entry, schema, resumed) for entry in content["defaults"]]
-    ConfigStore.instance().store(name=resumed, node=content)
-    return resumed
-
-
-def _without_preset(entry: Any, schema: str, resumed: str) -> Any:
-    """Return an entry of a defaults list that chooses no preset; arguments may still choose one."""
-    if isinstance(entry, str):
-        return f"{resumed}_schema" if entry == schema else entry
-    [(group, choice)] = entry.items()
-    return {group: choice if group.startswith("override ") else None}
-
-
-def _last_value(key: str, arguments: Sequence[str]) -> str:
-    """Return the value that a setting is given last; empty if there is none, or several to sweep over."""
-    given = [argument for argument in arguments if argument.startswith(f"{key}=")]
-    try:
-        found = OverridesParser.create().parse_override(given[-1]) if given else None
-    except HydraException:  # Hydra reports it when the settings are composed
-        return ""
-    return "" if found is None or found.is_sweep_override() else str(found.value())
-
-
-def conf_directory() -> Path:
-    """Return conf/, which lies beside the package in a checkout and inside it in a wheel."""
-    package = Path(__file__).parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
-def help_text(name: str) -> str:
-    """Return the help of a command: every setting with its default and meaning."""
-    command = COMMANDS[name]
-    words = f"{command.words.upper()} … " if command.words else ""
-    words += "[RUN] " if command.run else ""
-    lines = [f"seedrl {name} {words}key=value …    {command.meaning}"]
-    lines += [f"seedrl {name} {verb} {files}    {meaning}" for verb, files, meaning in command.verbs]
-    lines.append("")
-    for group in _groups(command.schema):
-        choices = sorted(path.stem for path in group.glob("*.yaml"))
-        if choices:
-            lines.append(f"  {group.name}={'|'.join(choices)}")
-    lines += ["", "Settings and their defaults (the choices above may set others):", ""]
-    lines += [f"  {key:<30} {meaning}  [{default}]" for key, default, meaning in settings_of(command.schema)]
-    lines += [
-        "",
-        "-m runs all combinations of comma-separated values; --cfg job shows the settings; --hydra-help shows more.",
-    ]
-    return "\n".join(lines)
-
-
-def _groups(schema: type) -> list[Path]:
-    """Return the directories of conf/ that hold choices for a command."""
-    if not issubclass(schema, LearnerConfig):
-        return []
-    known = {field.name for field in dataclasses.fields(schema)} | {"experiment"}
-    return sorted(path for path in conf_directory().iterdir() if path.is_dir() and path.name in known)
-
-
-def settings_of(schema: type, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield key, default and meaning of every setting, depth first."""
-    for field in dataclasses.fields(schema):
-        assert field.default_factory is not dataclasses.MISSING
-        default = field.default_factory()
-        if dataclasses.is_dataclass(default):
-            yield from settings_of(type(default), f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", _shown(default), field.metadata["meaning"]
-
-
-def _shown(default: Any) -> str:
-    if default == "???":
-        return "required"
-    if default is None:
-        return "null"
-    return str(getattr(default, "name", default))
-
-
-def _overview() -> str:
-    lines = [f"seedrl {__version__}: central inference for reinforcement learning", ""]
-    lines += [f"  seedrl {name:<8} {command.meaning}" for name, command in COMMANDS.items()]
-    lines += ["", "seedrl COMMAND --help lists its settings. A first run: seedrl run env=cartpole"]
-    return "\n".join(lines)
+    print(f"seedrl {identity(name)}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+    write_error_file(str(error), error.exit_code)
+    raise SystemExit(error.exit_code) from error

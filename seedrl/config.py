@@ -64,6 +64,9 @@ class EnvConfig:
     frame_skip: int = key(1, "simulator frames per step; used in reports only")
 
 
+MODELS = ("auto", "mlp", "nature", "impala", "grid", "tiny")  # the names of the built-in ones
+
+
 @dataclass
 class ModelConfig:
     name: str = key(
@@ -264,6 +267,23 @@ class RunConfig(LearnerConfig):
 
     launch: LaunchConfig = group(LaunchConfig)
     listen: str = key("", "address the learner listens on: HOST:PORT or unix:PATH; empty for a private unix socket")
+
+
+@dataclass
+class SweepConfig:
+    """Many runs on this machine: `seedrl run -m`. See docs/command-line.md."""
+
+    dir: str = key("", "directory of the sweep; an existing one is continued; empty for runs/sweeps/<time>")
+    parallel: int = key(1, "number of runs at a time, which share sweep.cores equally")
+    cores: int = key(0, "cores of this machine for all runs together; 0 for all of them")
+    trials: int = key(0, "number of runs whose values Optuna chooses; 0 runs every combination of the values")
+
+
+@dataclass
+class SweptRunConfig(RunConfig):
+    """Settings of the command `seedrl run`: those of a job, and of a sweep of jobs with -m."""
+
+    sweep: SweepConfig = group(SweepConfig)
 
 
 @dataclass

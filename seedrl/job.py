@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seedrl.commands import compose, conf_directory
+from seedrl.commandline.settings import conf_directory
+from seedrl.commands import compose
 from seedrl.config import Engine, Placement, RunConfig
 from seedrl.errors import ConfigError
 from seedrl.job_handle import SubmittedJob
 from seedrl.launching.engines import check_launch
 from seedrl.launching.overrides import override
-from seedrl.run.directory import RunDirectory
+from seedrl.run.directory import RunDirectory, directory_name
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class BuiltJob:
 
         Raises an error for a job that could not be started, or a run that cannot be resumed with these settings.
         """
-        directory = Path("runs") / self.config.env.id / name
+        directory = Path("runs") / directory_name(self.config.env.id) / name
         overrides = [*self.overrides, override("launch.name", name), override("run_dir", str(directory))]
         config = compose("run", overrides)
         check_launch(config, overrides)

@@ -1,9 +1,12 @@
 """Refuses settings that cannot work, alone or together, before anything is started. Knows no machine."""
 
 import math
+from collections.abc import Sequence
 
+from seedrl.algorithms.settings import ALGORITHMS
 from seedrl.config import (
     MISSING,
+    MODELS,
     ActorConfig,
     Engine,
     EvalConfig,
@@ -13,8 +16,9 @@ from seedrl.config import (
     ServeConfig,
 )
 from seedrl.errors import require
-from seedrl.plugins import is_own
+from seedrl.plugins import is_import_path, is_own
 from seedrl.sizes import can_be_on_policy, evaluation_envs, serving_ranks
+from seedrl.wire.address import check_address
 from seedrl.wire.security import check_actor_security, check_learner_security, is_socket, is_wildcard
 
 
@@ -28,6 +32,8 @@ def check(config: LearnerConfig) -> None:
     _check_ranks(config)
     _check_actors(config)
     _check_model(config)
+    if config.listen:
+        check_address("listen", config.listen)
     check_learner_security(config)
 
 
@@ -134,6 +140,8 @@ def _check_actors(config: LearnerConfig) -> None:
 
 def _check_model(config: LearnerConfig) -> None:
     model = config.model
+    _check_name("model.name", model.name, MODELS)
+    _check_name("algorithm.name", config.algorithm.name, ALGORITHMS)
     require(min(model.lstm, model.gru) >= 0, f"model.lstm={model.lstm} or model.gru={model.gru} is negative")
     require(not (model.lstm and model.gru), f"model.lstm={model.lstm} and model.gru={model.gru}: one has to be 0")
     require(
@@ -141,6 +149,14 @@ def _check_model(config: LearnerConfig) -> None:
         "model.separate=true gives values a network without a memory; set model.lstm=0 and model.gru=0",
     )
     require(min(model.layers, default=1) >= 1, f"model.layers={model.layers} must be positive")
+
+
+def _check_name(setting: str, name: str, built_in: Sequence[str]) -> None:
+    """Refuse a name that is neither built in nor an import path, before torch is imported to build it."""
+    require(
+        name in built_in or is_import_path(name),
+        f"{setting}={name} is none of {', '.join(built_in)}, and not your.module:Class either",
+    )
 
 
 def check_job(config: RunConfig) -> None:
@@ -221,6 +237,7 @@ def check_actor(config: ActorConfig) -> None:
     require(
         config.learner not in ("", MISSING), "the actor needs the learner's address: seedrl actor learner=HOST:PORT"
     )
+    check_address("learner", config.learner)
     require(config.patience >= 0, f"patience={config.patience} must not be negative")
     require(config.step_deadline > 0, f"step_deadline={config.step_deadline} must be positive")
     require(config.max_env_failures >= 0, f"max_env_failures={config.max_env_failures} must not be negative")

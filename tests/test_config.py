@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from seedrl.config import ActorConfig, LearnerConfig
+import seedrl.algorithms.build as algorithms
+import seedrl.models.build as models
+from seedrl.algorithms.settings import ALGORITHMS
+from seedrl.config import MODELS, ActorConfig, LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.validation import check, check_actor
 
@@ -41,6 +44,24 @@ def test_settings_that_would_deadlock_are_refused_by_name(changes: dict[str, Any
         check(settings(**changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__name": "resnet"}, "model.name=resnet is none of auto, mlp, nature, impala, grid, tiny, and not"),
+        ({"algorithm__name": "sac"}, "algorithm.name=sac is none of ppo, vtrace, pqn, and not your.module:Class"),
+        ({"listen": "10.0.0.1"}, "listen=10.0.0.1 must be HOST:PORT or unix:PATH, such as listen=10.0.0.1:50051"),
+    ],
+)
+def test_settings_that_name_nothing_are_refused_before_anything_starts(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(settings(**changes))
+
+
+def test_names_that_settings_know_are_those_that_are_built() -> None:
+    assert MODELS[1:] == models.BUILT_IN
+    assert tuple(algorithms.BUILT_IN) == ALGORITHMS
+
+
 def test_settings_at_the_edge_of_what_works_are_accepted() -> None:
     check(settings(store__capacity=32, actors__envs=1024, serving__min_rows=256))
 
@@ -49,6 +70,7 @@ def test_settings_at_the_edge_of_what_works_are_accepted() -> None:
     ("changes", "words"),
     [
         ({"learner": ""}, "needs the learner's address"),
+        ({"learner": "foo"}, "learner=foo must be HOST:PORT or unix:PATH, such as learner=foo:50051"),
         ({"step_deadline": 0.0}, "step_deadline=0.0 must be positive"),
         ({"patience": -1.0}, "patience=-1.0 must not be negative"),
         ({"max_env_failures": -1}, "max_env_failures=-1 must not be negative"),

@@ -24,7 +24,10 @@ from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from seedrl.commands import COMMANDS, conf_directory, register_schemas, settings_of
+from seedrl.commandline.checking import checked
+from seedrl.commandline.line import read
+from seedrl.commandline.settings import conf_directory, settings_of
+from seedrl.commands import COMMANDS, register_schemas, vocabulary
 from seedrl.config import LearnerConfig
 from seedrl.v1 import inference_pb2
 from seedrl.validation import check
@@ -50,7 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
     ("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.roles", "seedrl.launching", "seedrl.trained"),
-    ("seedrl", "seedrl.commands", "seedrl.job", "seedrl.job_handle"),
+    ("seedrl", "seedrl.commandline", "seedrl.commands", "seedrl.job", "seedrl.job_handle"),
     ("seedrl.__main__", "envs_server.__main__"),
 )
 # These share a row and still know nothing of each other.
@@ -93,8 +96,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "google": {"seedrl.v1", "seedrl.wire"},
     "envpool": {"envs_server.pool"},
     "gymnasium": {"envs_server.stepping"},
-    "hydra": {"seedrl.commands"},
-    "omegaconf": {"seedrl.commands"},
+    "hydra": {f"seedrl.commandline.{name}" for name in ("checking", "composing", "search")},
+    "omegaconf": {"seedrl.commandline.composing"},
+    "optuna": {"seedrl.commandline.search"},
     "yaml": {"seedrl.run.directory", "seedrl.launching.kubernetes", "seedrl.trained.card"},
     "rich": {"seedrl.run.progress", "seedrl.monitoring.overview"},
     "safetensors": {"seedrl.run.checkpoint"},
@@ -261,6 +265,7 @@ OPTIONS = (
     "gymnasium",
     "hub",
     "onnx",
+    "optuna",
     "plot",
     "ray",
     "tensorboard",
@@ -374,7 +379,7 @@ def test_conf_has_one_file_per_command() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_conf_without_overrides_composes(command: str) -> None:
     schema = COMMANDS[command].schema
-    overrides = [f"{key}=anything" for key, default, _ in settings_of(schema) if default == "required"]
+    overrides = [f"{setting.key}=anything" for setting in settings_of(schema) if setting.shown == "required"]
     assert type(composed(command, overrides)) is schema
 
 
@@ -403,10 +408,9 @@ def test_conf_with_a_key_the_schema_lacks_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_settings_all_have_a_meaning(command: str) -> None:
-    settings = list(settings_of(COMMANDS[command].schema))
-    keys = [key for key, _, _ in settings]
-    assert len(keys) == len(set(keys))
-    assert [key for key, _, meaning in settings if len(meaning.strip()) < 8 or meaning.endswith(".")] == []
+    meanings = [(setting.key, setting.meaning) for setting in settings_of(COMMANDS[command].schema)]
+    assert len(meanings) == len(dict(meanings))
+    assert [key for key, meaning in meanings if len(meaning.strip()) < 8 or meaning.endswith(".")] == []
 
 
 # The source
@@ -530,7 +534,8 @@ def test_documents_are_idiomatic() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_idiomatic(command: str) -> None:
     settings = settings_of(COMMANDS[command].schema)
-    assert [f"{key}: {meaning}" for key, _, meaning in settings if UNIDIOMATIC.search(meaning)] == []
+    wrong = [setting for setting in settings if UNIDIOMATIC.search(setting.meaning)]
+    assert [f"{setting.key}: {setting.meaning}" for setting in wrong] == []
 
 
 def test_front_pages_are_short() -> None:
@@ -625,11 +630,12 @@ def test_documented_make_targets_exist(line: str) -> None:
 @pytest.mark.parametrize("line", documented("seedrl"))
 def test_documented_commands_compose(line: str) -> None:
     command, *rest = shlex.split(line)[1:]
-    if command in ("--help", "--version"):
+    if command in ("--help", "--version", "completion"):
         return
-    assert command in COMMANDS
-    overrides = [word for word in rest if "=" in word and not word.startswith("--")]
-    composed(command, [one_of(override) for override in overrides])
+    if rest and rest[0] in (verb for verb, _, _ in COMMANDS[command].verbs):
+        return
+    words = read(COMMANDS[command], vocabulary(command), rest)
+    composed(command, [one_of(override) for override in checked(vocabulary(command), words.overrides, words.is_sweep)])
 
 
 def one_of(override: str) -> str:
@@ -637,6 +643,8 @@ def one_of(override: str) -> str:
     parsed = OverridesParser.create().parse_override(override)
     if not parsed.is_sweep_override():
         return override
+    if parsed.is_interval_sweep():
+        return f"{parsed.get_key_element()}={parsed.value().start}"
     return f"{parsed.get_key_element()}={next(parsed.sweep_string_iterator())}"
 
 

@@ -11,7 +11,8 @@ import promql_parser
 import pytest
 import yaml
 
-from seedrl.commands import COMMANDS, settings_of
+from seedrl.commandline.settings import settings_of
+from seedrl.commands import COMMANDS
 from seedrl.metrics import GROUPS, LEARNER_STAGES, SERVING_STAGES, Kind, declared
 from seedrl.monitoring import dashboards
 from seedrl.monitoring.dashboards import scoped
@@ -229,7 +230,7 @@ def described() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("title", "words"), described())
 def test_description_names_settings_and_panels_that_exist(title: str, words: str) -> None:
-    settings = {key for name in ("run", "learner", "actor") for key, _, _ in settings_of(COMMANDS[name].schema)}
+    settings = {setting.key for name in ("run", "learner", "actor") for setting in settings_of(COMMANDS[name].schema)}
     groups = {key.partition(".")[0] for key in settings if "." in key}
     named = {key for key in re.findall(r"\b[a-z]+\.[a-z_]+\b", words) if key.partition(".")[0] in groups}
     assert named <= settings

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from seedrl.commandline.line import read
+from seedrl.commands import COMMANDS, vocabulary
 from seedrl.errors import ConfigError
 from seedrl.launching.overrides import override
 from seedrl.run.finding import find_run, newest_run, remember, runs_below
-from seedrl.run.words import words_as_settings
 
 
 @pytest.fixture(autouse=True)
@@ -124,34 +125,36 @@ def test_runs_below_does_not_look_into_runs() -> None:
 # Plain words.
 
 
+def overrides_of(command: str, *arguments: str) -> list[str]:
+    return read(COMMANDS[command], vocabulary(command), arguments).overrides
+
+
 def test_words_a_run_becomes_a_setting_whatever_is_in_its_name() -> None:
     for name in ("runs/x", "lr=0.1, it's", "a b"):
         Path(name).mkdir(parents=True)
-        assert words_as_settings([name, "episodes=3", "--json"], "", "run") == [
-            "episodes=3",
-            "--json",
-            override("run", name),
-        ]
+        assert overrides_of("eval", name, "episodes=3", "--json") == ["episodes=3", "json=true", override("run", name)]
 
 
 def test_words_of_an_option_are_left_to_it() -> None:
-    assert words_as_settings(["--cfg", "job", "runs/x"], "", "run") == ["--cfg", "job", override("run", "runs/x")]
+    assert overrides_of("eval", "--cfg", "job", "runs/x") == [override("run", "runs/x")]
 
 
 def test_words_several_runs_are_refused_where_one_is_needed() -> None:
     with pytest.raises(ConfigError, match="a and b are 2 runs, and this command takes one"):
-        words_as_settings(["a", "b"], "", "run")
+        overrides_of("eval", "a", "b")
 
 
 def test_words_orders_and_a_run_are_told_apart() -> None:
     leave_run("runs/x", ran_at=1)
-    settings = words_as_settings(["pause", "runs/x", "actor=a"], "do", "run")
+    settings = overrides_of("control", "pause", "runs/x", "actor=a")
     assert settings == ["actor=a", override("do", ["pause"]), override("run", "runs/x")]
 
 
 def test_words_for_a_command_that_trains_have_to_name_a_run() -> None:
     """Otherwise `seedrl run pong` would train CartPole in a directory called pong."""
     leave_run("runs/x", ran_at=1)
-    assert words_as_settings(["runs/x"], "", "run_dir") == [override("run_dir", "runs/x")]
-    with pytest.raises(ConfigError, match=r"^pong is no run to resume: .*; settings are key=value, such as env="):
-        words_as_settings(["pong"], "", "run_dir")
+    assert overrides_of("run", "runs/x") == [override("run_dir", "runs/x")]
+    with pytest.raises(ConfigError, match=r"^pong alone is no setting; did you mean env=pong\?$"):
+        overrides_of("run", "pong")
+    with pytest.raises(ConfigError, match=r"^runs is no run to resume: there is no runs/config.yaml$"):
+        overrides_of("run", "runs")

@@ -70,7 +70,10 @@ def test_builder_leaves_earlier_jobs_alone() -> None:
         (Job().on("kubernetes").env("pong"), r"starts nothing by itself.*: seedrl render out=manifests env=pong$"),
         (Job().learner(cpus=-1), r"^launch.learner: cpus, gpus and memory_gb must not be negative$"),
         (Job().learner(brains=2), r"brains"),
-        (Job().set("algoritm.batch_size=3"), r"^Could not override 'algoritm.batch_size'.*"),
+        (
+            Job().set("algoritm.batch_size=3"),
+            r"^there is no setting algoritm.batch_size; did you mean algorithm.batch_size\?$",
+        ),
         (Job().set(seed="many"), r"seed.*"),
         (Job("not an override"), r"not an override"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from seedrl.commands import conf_directory
+from seedrl.commandline.settings import conf_directory
 from seedrl.config import ObserveConfig
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.monitoring.observe import Observer, default_directory, targets_of

@@ -12,9 +12,9 @@ import yaml
 from seedrl.algorithms.settings import Optimizer
 from seedrl.commands import compose
 from seedrl.config import Engine, LaunchConfig, LearnerConfig, RunConfig
-from seedrl.errors import RunDirectoryError
+from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.launching.overrides import override
-from seedrl.run.directory import RunDirectory, plain, restored
+from seedrl.run.directory import RunDirectory, check_initial_weights, directory_name, plain, restored
 
 
 def prepared(config: LearnerConfig) -> RunDirectory:
@@ -59,6 +59,50 @@ def test_run_directory_without_a_name_gets_one_of_its_own(tmp_path: Path, monkey
         "runs/CartPole-v1/20260102-030405-2",
         "runs/CartPole-v1/20260102-030405-3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        ("gymnasium:CartPole-v1", "gymnasium-CartPole-v1"),
+        ("my_module:make", "my_module-make"),
+        ("gfootball/academy_empty_goal-v1", "gfootball-academy_empty_goal-v1"),
+        ("own/my game", "own-my-game"),
+        ("../..", "env"),
+    ],
+)
+def test_run_directory_of_any_environment_has_a_plain_name(env_id: str, name: str) -> None:
+    assert directory_name(env_id) == name
+
+
+def test_run_directory_with_a_traceback_to_look_at_is_not_discarded(tmp_path: Path) -> None:
+    run = prepared(config_for(tmp_path / "run"))
+    run.logs.mkdir()
+    (run.logs / "actor-0.log").write_text("Traceback (most recent call last):\n")
+    assert not run.discard_if_unused()
+    (run.logs / "actor-0.log").write_text("there is no such environment\n")
+    assert run.discard_if_unused()
+    assert not run.path.exists()
+
+
+@pytest.mark.parametrize(("name", "words"), [("nowhere", "no such directory"), ("empty", "no checkpoint in it")])
+def test_initial_weights_that_are_not_there_are_refused_before_anything_starts(
+    tmp_path: Path, name: str, words: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=words):
+        check_initial_weights(LearnerConfig(init_from=str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("name", ["", "run", "run/checkpoints/1"])
+def test_initial_weights_that_are_there_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "run/checkpoints/1").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/1/manifest.json").touch()
+    monkeypatch.chdir(tmp_path)
+    check_initial_weights(LearnerConfig(init_from=name))
+    check_initial_weights(LearnerConfig(init_from="gone since", run_dir="run"))
 
 
 def test_run_directory_existing_empty_directory_is_taken(tmp_path: Path) -> None:

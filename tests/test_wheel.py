@@ -73,7 +73,7 @@ def test_installed_wheel_is_imported_instead_of_the_checkout(installed: Installe
 
 
 def test_installed_wheel_shows_help_with_the_choices_of_its_conf(installed: Installed) -> None:
-    assert "|cartpole|catch|" in installed.python("-m", "seedrl", "run", "--help")
+    assert "| cartpole | catch |" in installed.python("-m", "seedrl", "run", "--help", "all")
 
 
 def test_installed_wheel_composes_settings_from_its_conf(installed: Installed) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from seedrl.schema import group, key
 
+ALGORITHMS = ("ppo", "vtrace", "pqn")  # the names of the built-in ones
+
 
 class Optimizer(Enum):
     adam = "adam"

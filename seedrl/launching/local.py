@@ -17,7 +17,7 @@ from seedrl.launching.learner_process import LearnerProcess
 from seedrl.launching.outcome import errors_explained, exit_job
 from seedrl.launching.process_notes import ProcessNotes
 from seedrl.run.context import ContextFile, State
-from seedrl.run.directory import RunDirectory
+from seedrl.run.directory import RunDirectory, check_initial_weights
 from seedrl.validation import check_job
 
 POLL_SECONDS = 0.1
@@ -26,6 +26,7 @@ POLL_SECONDS = 0.1
 def run_locally(config: RunConfig, overrides: Sequence[str]) -> None:
     """Run a job; return when training is over. Exits after a signal, or with the learner's code if it failed."""
     check_job(config)
+    check_initial_weights(config)
     run = RunDirectory.prepare(config)
     run.write_job(config)
     with tempfile.TemporaryDirectory(prefix="seedrl-") as private:

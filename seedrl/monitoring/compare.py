@@ -16,12 +16,17 @@ HEADER = ["group", "runs", "final return", "95 %", "steps", "seconds", "steps/s"
 
 
 def run_plot(config: PlotConfig) -> None:
-    groups = grouped(list(_curves(_runs(config.runs))))
-    if not groups:
-        raise ConfigError(f"nothing to plot: no episode has ended in any run of {' '.join(config.runs)}")
-    print(table(groups))
-    draw_comparison(groups, Path(config.out))
+    print(table(draw_runs(_runs(config.runs), Path(config.out))))
     print(f"drawn in {config.out}: interquartile means over seeds, bands are bootstrap 95 % intervals")
+
+
+def draw_runs(runs: Sequence[Path], out: Path) -> list[Group]:
+    """Draw runs into a file, and return them in groups of equal settings."""
+    groups = grouped(list(_curves(runs)))
+    if not groups:
+        raise ConfigError(f"nothing to plot: no episode has ended in any run of {' '.join(map(str, runs))}")
+    draw_comparison(groups, out)
+    return groups
 
 
 def _runs(words: Sequence[str]) -> list[Path]:

@@ -18,6 +18,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
 import time
 from dataclasses import fields, is_dataclass, replace
@@ -28,7 +29,7 @@ from typing import Any, BinaryIO, TypeVar
 import yaml
 
 from seedrl.config import LearnerConfig, RunConfig
-from seedrl.errors import RunDirectoryError
+from seedrl.errors import ConfigError, RunDirectoryError
 
 # A run that has begun may be resumed with other values of all settings except these.
 PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep", "init_from")
@@ -55,7 +56,7 @@ class RunDirectory:
     @classmethod
     def prepare(cls, config: LearnerConfig) -> "RunDirectory":
         """Create the directory, or use an existing one if its settings fit."""
-        run = cls(Path(config.run_dir) if config.run_dir else _fresh(Path("runs") / config.env.id))
+        run = cls(Path(config.run_dir) if config.run_dir else fresh(Path("runs") / directory_name(config.env.id)))
         run.is_new = not config.run_dir or not run.path.exists()
         try:
             run.path.mkdir(parents=True, exist_ok=True)
@@ -85,8 +86,12 @@ class RunDirectory:
         write_atomically(self.path / JOB, yaml.safe_dump(content, sort_keys=False))
 
     def discard_if_unused(self) -> bool:
-        """Remove the directory if it was created for a start in which nothing was trained; return whether it was."""
-        if not self.is_new or self.has_begun:
+        """Remove the directory if it was created for a start in which nothing was trained; return whether it was.
+
+        It stays if a log in it holds a traceback, which the message on screen may refer to.
+        """
+        is_explained = any("Traceback" in log.read_text(errors="replace") for log in self.logs.glob("*.log"))
+        if not self.is_new or self.has_begun or is_explained:
             return False
         shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -183,6 +188,17 @@ class RunDirectory:
         return all(path.name in OURS or path.name.startswith(".") for path in self.path.iterdir())
 
 
+def check_initial_weights(config: LearnerConfig) -> None:
+    """Refuse an init_from without a checkpoint, before anything is started; a run that has begun needs none."""
+    path = Path(config.init_from)
+    has_begun = bool(config.run_dir) and RunDirectory(Path(config.run_dir)).has_begun
+    is_there = (path / "manifest.json").exists() or any(path.glob("checkpoints/*/manifest.json"))
+    if not config.init_from or is_there or has_begun:
+        return
+    what = "there is no such directory" if not path.exists() else "there is no checkpoint in it"
+    raise ConfigError(f"init_from={config.init_from} must be a run directory or a checkpoint: {what}")
+
+
 def another_algorithm(run: str, trained_with: str, name: str) -> str:
     """Return why a run is not resumed with another algorithm."""
     return (
@@ -242,7 +258,12 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def _fresh(parent: Path) -> Path:
+def directory_name(env_id: str) -> str:
+    """Return an environment's id as the name of one directory: gymnasium:CartPole-v1 becomes gymnasium-CartPole-v1."""
+    return re.sub(r"[^\w.-]+", "-", env_id).strip(".-") or "env"
+
+
+def fresh(parent: Path) -> Path:
     """Create a new directory named after the time."""
     name = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:

@@ -22,6 +22,7 @@ from seedrl.run.totals import Counts, score_of
 from seedrl.specs import EnvSpec, decoded_spec, encoded_spec
 
 NEWEST, BEST = "newest", "best"
+SHOWN = 3  # weights that do not fit, in a message
 
 
 class Restorable(Protocol):
@@ -109,10 +110,28 @@ def spec_of(checkpoint: Checkpoint) -> EnvSpec:
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load the weights of a checkpoint. Raises RunDirectoryError naming those that do not fit."""
+    weights = files.without_prefix("model", checkpoint.tensors)
     try:
-        model.load_state_dict(files.without_prefix("model", checkpoint.tensors))
+        model.load_state_dict(weights)
     except RuntimeError as error:
-        raise RunDirectoryError(f"the checkpoint does not fit this model: {error}") from error
+        reasons = _misfits(weights, model.state_dict()) or [str(error)]
+        more = [f"{len(reasons) - SHOWN} more"] if len(reasons) > SHOWN else []
+        raise RunDirectoryError(
+            f"the checkpoint does not fit this model: {'; '.join([*reasons[:SHOWN], *more])}. "
+            "It was trained with other model settings, or on an environment with other spaces"
+        ) from error
+
+
+def _misfits(there: Tensors, here: Tensors) -> list[str]:
+    """Return how the weights of a checkpoint differ from those of a model."""
+    shapes = [
+        f"{name} is {list(there[name].shape)} there and {list(here[name].shape)} here"
+        for name in there.keys() & here.keys()
+        if there[name].shape != here[name].shape
+    ]
+    only_there = [f"{name} is only there" for name in there.keys() - here.keys()]
+    return sorted(shapes) + sorted(only_there) + sorted(f"{name} is only here" for name in here.keys() - there.keys())
 
 
 def chosen_checkpoint(run: Path, which: str, warn: Callable[[str], None]) -> Checkpoint:

@@ -28,7 +28,7 @@ def lockstep_runs(shared: Commands) -> dict[str, Path]:
     again = shared.start("run", "seed=3", "run_dir=again", *settings)
     for process in (sweep, again):
         assert process.wait(110.0) == 0, process.err
-    swept = {summary_of(path)["seed"]: path for path in shared.directory.glob("runs/CartPole-v1/*")}
+    swept = {summary_of(path)["seed"]: path for path in shared.directory.glob("runs/sweeps/*/[0-9]")}
     return {"one": swept[3], "again": shared.directory / "again", "other": swept[4]}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from seedrl.commands import conf_directory
+from seedrl.commandline.settings import conf_directory
 from seedrl.monitoring import dashboards
 from seedrl.monitoring.panels import PANELS, TILES
 from tests.browser import chromium, dom_of
