@@ -8,7 +8,7 @@ from rich.console import Console
 
 from seedrl.config import Display, LearnerConfig
 from seedrl.monitoring.overview import show
-from seedrl.run.progress import ProgressDisplay, closing_words
+from seedrl.run.progress import ProgressDisplay
 from seedrl.status import ActorStatus, Learning, Mood, Status, Verdict
 
 ROW: dict[str, Any] = {
@@ -106,23 +106,3 @@ def test_progress_before_the_first_episode_tells_the_reward() -> None:
     console = Console(file=io.StringIO(), width=200)
     display = ProgressDisplay(LearnerConfig(display=Display.plain), console)
     assert "return –  reward/step 0.25" in display._line({**ROW, "return_mean_100": None})
-
-
-SUMMARY = {
-    **{"reason": "Done", "episodes": 7, "return_mean_100": 1.5, "eval_return_mean_100": None, "seconds": 60.0},
-    **{"env_steps": 10, "steps_per_second": 1.0, "updates": 2, "policy_lag_mean": 0.0, "learner_wait_fraction": 0.5},
-    **{"inference_batch_mean": 4.0, "seconds_by_stage": {}},
-    "learning": {"verdict": "flat", "evidence": "The return is flat.", "change": "Raise it.", "mood": "bad"},
-}
-
-
-def test_closing_words_have_the_verdict_on_learning_and_what_to_try() -> None:
-    words = closing_words(SUMMARY, "runs/x")
-    assert "  learning   flat: The return is flat.\n             → Raise it.\n" in words
-
-
-@pytest.mark.parametrize(
-    ("episodes", "words"), [(1, "of 1 episode)"), (7, "the last 7 episodes)"), (900, "the last 100 episodes)")]
-)
-def test_closing_words_name_as_many_episodes_as_there_were(episodes: int, words: str) -> None:
-    assert words in closing_words({**SUMMARY, "episodes": episodes}, "runs/x")

@@ -208,11 +208,12 @@ def test_plot_run_without_episodes_is_said_by_name_and_left_out(
     assert "CartPole-v1     1" in printed
 
 
-def test_plot_without_anything_to_draw_is_refused_in_words(tmp_path: Path) -> None:
+def test_plot_without_anything_to_draw_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     empty = leave_run(tmp_path / "empty", [])
     (tmp_path / "other").mkdir()
     for runs, words in (
-        ([], "give the runs"),
+        ([], "there is no run below runs/"),
         ([str(tmp_path / "nowhere")], "there is no .*nowhere; give run directories"),
         ([str(tmp_path / "other")], "there is no run in .*other"),
         ([str(empty)], "no episode has ended in any run of"),
@@ -249,8 +250,24 @@ def test_plot_command_takes_words_as_runs(commands: Commands) -> None:
 def test_plot_command_without_runs_is_one_line(commands: Commands) -> None:
     code, _, err = commands.run("plot")
     assert code == 2
-    assert err.startswith("seedrl plot: give the runs: seedrl plot RUN …")
+    assert err.startswith("seedrl plot: there is no run below runs/")
     assert err.count("\n") == 1
+
+
+def test_plot_counts_runs_and_not_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(leave_run(tmp_path / name, seed=1)) for name in ("once", "again")]
+    run_plot(PlotConfig(runs=runs, out=str(tmp_path / "x.png")))
+    header, row, *_ = capsys.readouterr().out.splitlines()
+    assert (header.split()[1], row.split()[1]) == ("runs", "2")
+
+
+def test_plot_without_a_word_draws_the_newest_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    leave_run(tmp_path / "runs" / "x", model__lstm=8)
+    run_plot(PlotConfig(out="x.png"))
+    assert "CartPole-v1" in capsys.readouterr().out
 
 
 def test_plot_command_word_after_an_option_is_the_options(commands: Commands) -> None:

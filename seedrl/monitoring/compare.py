@@ -10,6 +10,7 @@ from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.monitoring.curves import Curve, Group, find_runs, grouped, read_curve
 from seedrl.monitoring.plots import draw_comparison
 from seedrl.monitoring.statistics import bootstrap, iqm
+from seedrl.run.finding import newest_run
 
 HEADER = ["group", "runs", "final return", "95 %", "steps", "seconds", "steps/s"]
 
@@ -29,9 +30,8 @@ def draw_runs(runs: Sequence[Path], out: Path) -> list[Group]:
 
 
 def _runs(words: Sequence[str]) -> list[Path]:
-    """Return every run once, however often it is named."""
-    if not words:
-        raise ConfigError("give the runs: seedrl plot RUN …, run directories or directories that hold some")
+    """Return every run once, however often it is named; without a name the newest."""
+    words = words or [str(newest_run())]
     found: dict[Path, Path] = {}
     for word in words:
         for run in find_runs(word):

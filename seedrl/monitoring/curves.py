@@ -13,6 +13,7 @@ import numpy as np
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.run.directory import RunDirectory, plain
+from seedrl.run.finding import runs_below
 
 # Sections or single settings that say where and how a run happened, and not what it was.
 NOT_COMPARED = (
@@ -88,13 +89,7 @@ def find_runs(word: str) -> list[Path]:
     path = Path(word)
     if not path.exists():
         raise ConfigError(f"there is no {word}; give run directories, or directories that hold some")
-    if _is_run(path):
-        return [path]
-    return sorted(settings.parent for settings in path.rglob("config.yaml") if _is_run(settings.parent))
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file()
+    return [run for run in runs_below(path) if (run / "metrics.jsonl").is_file()]
 
 
 def read_curve(run_dir: Path) -> Curve:

@@ -1,5 +1,6 @@
 """`seedrl status`: a learner, its streams and its actors in the terminal. Knows nothing of how they are measured."""
 
+import contextlib
 import json
 import textwrap
 import time
@@ -12,9 +13,12 @@ from rich.table import Table
 
 from seedrl.config import StatusConfig
 from seedrl.errors import LearnerLost
-from seedrl.monitoring.connection import learner_status, run_directory_of
+from seedrl.monitoring.connection import RunEnded, learner_status
 from seedrl.monitoring.units import duration
-from seedrl.run.context import Context, ContextFile, dump
+from seedrl.run.closing import next_lines
+from seedrl.run.context import ENDED, Context, ContextFile, dump
+from seedrl.run.directory import RunDirectory
+from seedrl.run.finding import find_run
 from seedrl.run.identity import Identity
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
 
@@ -27,9 +31,11 @@ NARROWEST = 24  # columns for which lines are broken
 def run_status(config: StatusConfig) -> None:
     try:
         status = learner_status(config)
-    except LearnerLost:
+    except LearnerLost as error:
         if not config.learner:
-            show_remains(run_directory_of(config.run), config.json, Console())
+            show_remains(find_run(config.run), config.json, Console())
+        if isinstance(error, RunEnded):
+            return
         raise
     if config.json:
         print(json.dumps(asdict(status), indent=2))
@@ -38,7 +44,7 @@ def run_status(config: StatusConfig) -> None:
 
 
 def show_remains(directory: Path, as_json: bool, console: Console) -> None:
-    """Show what is known of a run that is down: its state, its members, and which of them depend on each other."""
+    """Show what is known of a run that is down: what it was, how it ended, its members, and what may come next."""
     context = ContextFile(directory).read()
     if as_json:
         print(dump(context), end="")
@@ -48,11 +54,31 @@ def show_remains(directory: Path, as_json: bool, console: Console) -> None:
     lines = [
         f"{directory}  {context.state.name}, {duration(now - context.written)} ago{': ' if context.reason else ''}"
         f"{context.reason}",
+        *_outcome(directory),
         f"│  {counted or 'nothing counted yet'}; newest checkpoint {context.checkpoint or 'none'}",
         *(f"{'└─' if last else '├─'} {words}" for last, words in _remains(context, now)),
+        *_next(directory, context),
     ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _outcome(directory: Path) -> Iterator[str]:
+    """Yield a line about what a run was and has reached, if it has left a summary."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        summary = json.loads((directory / "summary.json").read_bytes())
+        score = "–" if summary["return_mean_100"] is None else f"{summary['return_mean_100']:.2f}"
+        yield (
+            f"│  {summary['env']}, seed {summary['seed']}: return {score} after {duration(summary['seconds'])}, "
+            f"{summary['steps_per_second']:,.0f} steps/s"
+        )
+
+
+def _next(directory: Path, context: Context) -> list[str]:
+    """Return the commands that may follow the end of a run."""
+    run = RunDirectory(directory)
+    outcome = {"status": context.state.name.lower(), "env_steps": context.counters.get("env_steps", 0)}
+    return next_lines(run, run.config(), outcome) if context.state in ENDED else []
 
 
 def _remains(context: Context, now: float) -> Iterator[tuple[bool, str]]:

@@ -8,7 +8,6 @@ import platform
 import time
 from importlib.metadata import version
 
-from seedrl import __version__
 from seedrl.algorithms.settings import described
 from seedrl.metrics import MOODS, LearnerState, LearningMetrics, ServingMetrics
 from seedrl.monitoring.life import Life, Watched
@@ -16,6 +15,7 @@ from seedrl.monitoring.recorder import Recorder
 from seedrl.monitoring.sampler import Row
 from seedrl.serving.sessions import Session
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
+from seedrl.version import __version__
 from seedrl.wire.security import exposures
 
 

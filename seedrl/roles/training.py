@@ -26,7 +26,7 @@ from seedrl.run.directory import RunDirectory
 from seedrl.run.events import Events
 from seedrl.run.progress import ProgressDisplay
 from seedrl.run.saving import Saver
-from seedrl.run.snapshot import Resumable, initial_weights, load_weights
+from seedrl.run.snapshot import Resumable, count_parameters, initial_weights, load_weights
 from seedrl.run.stopping import Stop
 from seedrl.run.totals import Counts, RunClock, counts_of
 from seedrl.selectors import build_selector
@@ -110,7 +110,7 @@ class Training:
             fraction=lambda: process.rounds.progress.env_steps / config.stop.env_steps,
         )
         self.thread = threading.Thread(target=self._run, name="learner", daemon=True)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+        parameters = count_parameters(model)
         process.display.say(
             f"learner: {self.algorithm} on {spec}; {parameters:,} parameters on {device}; "
             f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"

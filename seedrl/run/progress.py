@@ -1,4 +1,4 @@
-"""The progress of a run in the terminal, and its closing lines. Knows nothing of how the numbers are measured."""
+"""The progress of a run in the terminal. Knows nothing of how the numbers are measured."""
 
 import re
 import sys
@@ -47,10 +47,10 @@ class ProgressDisplay:
             self._next_line = self._clock() + PLAIN_SECONDS
             self._console.print(self._line(row), highlight=False, soft_wrap=True)
 
-    def say(self, text: str) -> None:
-        """Print a line, which names the rank if there are several."""
+    def say(self, text: str, is_essential: bool = False) -> None:
+        """Print a line, which names the rank if there are several. With display=none only essential lines are shown."""
         text = re.sub(r"^learner\b", str(self._identity), text)
-        if self._config.display is not Display.none:
+        if is_essential or self._config.display is not Display.none:
             self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def close(self) -> None:
@@ -108,43 +108,3 @@ def console(log: Path | None = None) -> Console:
         return Console(file=sys.stdout)
     log.parent.mkdir(exist_ok=True)
     return Console(file=log.open("a", buffering=1), width=200)
-
-
-def closing_words(summary: Row, run_dir: str) -> str:
-    """Return the closing lines of a run."""
-    score, episodes = summary["return_mean_100"], min(summary["episodes"], 100)
-    counted = "1 episode" if episodes == 1 else f"the last {episodes} episodes"
-    shown_score = "no episode finished" if score is None else f"{score:.2f} (mean return of {counted})"
-    evaluated = summary["eval_return_mean_100"]
-    of_evaluation = [] if evaluated is None else [f"  evaluation {evaluated:.2f} (the same, acting greedily)"]
-    took = duration(summary["seconds"])
-    lines = [
-        f"{summary['reason']}.",
-        f"  score      {shown_score}",
-        *of_evaluation,
-        *learning_words(summary["learning"]),
-        f"  steps      {summary['env_steps']:,} in {took}, {summary['steps_per_second']:,.0f} steps/s",
-        f"  updates    {summary['updates']:,}, policy lag {summary['policy_lag_mean']:.1f}, "
-        f"learner waited {summary['learner_wait_fraction']:.0%}, {summary['inference_batch_mean']:.0f} rows per batch",
-        *timing_tree(summary["seconds_by_stage"]),
-        f"  saved in   {run_dir}",
-        f"  resume     seedrl run run_dir={run_dir} … with the same settings and a larger stop.env_steps",
-        "  try next   seedrl run env=pong · seedrl run env=catch · seedrl run --help",
-    ]
-    return "\n".join(lines)
-
-
-def learning_words(learning: dict[str, str]) -> list[str]:
-    """Return the verdict on learning, and what to try if there is anything."""
-    change = [f"             → {learning['change']}"] if learning["change"] else []
-    return [f"  learning   {learning['verdict']}: {learning['evidence']}", *change] if learning["evidence"] else []
-
-
-def timing_tree(seconds_by_stage: dict[str, dict[str, float]]) -> list[str]:
-    """Return how each thread spent its time; the stages are those of metrics and dashboards."""
-    lines = []
-    for thread, stages in seconds_by_stage.items():
-        total = sum(stages.values()) or 1.0
-        shares = [f"{stage} {seconds / total:.0%}" for stage, seconds in stages.items() if seconds / total >= 0.005]
-        lines.append(f"  {thread:<10} {duration(total)}: {' · '.join(shares)}")
-    return lines

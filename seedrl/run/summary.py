@@ -8,13 +8,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from seedrl import __version__
 from seedrl.config import LearnerConfig
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.reporting import trouble
 from seedrl.run.stopping import Stop
 from seedrl.run.totals import Counts, restore_counters
 from seedrl.status import Learning
+from seedrl.version import __version__
 
 
 def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float, verdict: Learning) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float,
         "updates": learning.updates,
         "episodes": serving.episodes,
         "seconds": round(seconds, 3),
-        "steps_per_second": round(serving.env_steps / seconds, 1),
+        "steps_per_second": round(serving.env_steps / seconds, 1) if seconds else 0.0,
         "return_mean_100": serving.return_mean_100,
         "eval_steps": serving.eval_steps,
         "eval_episodes": serving.eval_episodes,
