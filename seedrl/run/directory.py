@@ -30,6 +30,7 @@ import yaml
 
 from seedrl.config import LearnerConfig, RunConfig
 from seedrl.errors import ConfigError, RunDirectoryError
+from seedrl.run import reserve
 
 # A run that has begun may be resumed with other values of all settings except these.
 PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep", "init_from")
@@ -83,7 +84,7 @@ class RunDirectory:
         """Write the settings that a learner does not have, or has from its engine, so that the job can be resumed."""
         advertise = {"advertise": config.ranks.advertise}
         content = {"launch": plain(config.launch), "listen": config.listen, "ranks": advertise}
-        write_atomically(self.path / JOB, yaml.safe_dump(content, sort_keys=False))
+        self._write_settings(JOB, content)
 
     def discard_if_unused(self) -> bool:
         """Remove the directory if it was created for a start in which nothing was trained; return whether it was.
@@ -123,15 +124,33 @@ class RunDirectory:
             self._lock.close()
             raise RunDirectoryError(f"another learner is running in {self.path}; give another run_dir") from error
         lasting = replace(config, socket="")  # the socket is one of this process
-        write_atomically(self.path / CONFIG, yaml.safe_dump(plain(lasting), sort_keys=False))
+        try:
+            self._write_settings(CONFIG, plain(lasting))
+        except RunDirectoryError:
+            self.release()
+            raise
         self._count_processes()
+        reserve.refill(self.path)
+
+    def _write_settings(self, name: str, settings: dict[str, Any]) -> None:
+        """Write a file of settings, unless it holds them: a run that resumes on a full disk needs no room for it."""
+        path, text = self.path / name, yaml.safe_dump(settings, sort_keys=False)
+        try:
+            if not path.exists() or path.read_text() != text:
+                write_atomically(path, text)
+        except OSError as error:
+            raise RunDirectoryError(f"{path} cannot be written: {error.strerror}; give another run_dir") from error
 
     def _count_processes(self) -> None:
-        """Number the processes of a run, so that no two of them draw the same, even from the same checkpoint."""
+        """Number the processes of a run, so that no two of them draw the same, even from the same checkpoint.
+
+        If the disk is so full that the number cannot be written, the next process has the number of this one.
+        """
         path = self.path / ".processes"
         with contextlib.suppress(FileNotFoundError, ValueError):
             self.earlier_processes = int(path.read_text())
-        write_atomically(path, f"{self.earlier_processes + 1}\n")
+        with contextlib.suppress(OSError):
+            write_atomically(path, f"{self.earlier_processes + 1}\n")
 
     def release(self) -> None:
         self._lock.close()
@@ -245,7 +264,22 @@ def _restored(default: Any, value: Any) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file with this text. If that fails the file is what it was before."""
+    """Replace a file with this text, on a full disk with the space of the reserve that a run directory has.
+
+    If that fails the file is what it was before.
+    """
+    try:
+        _replace(path, text)
+    except OSError as error:
+        if error.errno not in reserve.FULL or not reserve.release(path.parent):
+            raise
+        try:
+            _replace(path, text)
+        finally:
+            reserve.refill(path.parent)
+
+
+def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}")
     try:
         with temporary.open("w") as file:
@@ -253,7 +287,7 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:  # a full disk
+    except OSError:
         temporary.unlink(missing_ok=True)
         raise
 
