@@ -13,6 +13,7 @@ from seedrl.run.directory import RunDirectory
 from seedrl.run.stopping import Stop
 from seedrl.run.summary import summarize
 from seedrl.run.totals import RunClock, counts_of
+from seedrl.status import Learning
 
 
 def left_by(command: str, run_dir: Path, **settings: Any) -> tuple[RunDirectory, LearnerConfig]:
@@ -71,7 +72,7 @@ def test_closing_words_name_the_directory_the_reason_and_what_is_next(tmp_path: 
     run, config = left_by("run", tmp_path / "run")
     stop = Stop()
     stop.ask("interrupted", "Interrupted by SIGINT")
-    summary = summarize(config, stop, counts_of(ServingMetrics(), LearningMetrics()), seconds=3.0)
+    summary = summarize(config, stop, counts_of(ServingMetrics(), LearningMetrics()), seconds=3.0, verdict=Learning())
     lines = closing_words(run, config, summary).splitlines()
     assert lines[0] == "Interrupted by SIGINT."
     assert f"  saved in   {run.path}" in lines
@@ -79,7 +80,9 @@ def test_closing_words_name_the_directory_the_reason_and_what_is_next(tmp_path: 
 
 
 def test_summary_of_a_run_that_never_began_has_no_speed() -> None:
-    summary = summarize(LearnerConfig(), Stop(), counts_of(ServingMetrics(), LearningMetrics()), seconds=0.0)
+    summary = summarize(
+        LearnerConfig(), Stop(), counts_of(ServingMetrics(), LearningMetrics()), seconds=0.0, verdict=Learning()
+    )
     assert summary["steps_per_second"] == 0
 
 
@@ -90,3 +93,30 @@ def test_clock_of_a_run_that_is_done_already_stands_still() -> None:
     assert clock.seconds == clock.seconds == 12.5
     clock.start()
     assert clock.seconds > 12.5
+
+
+SUMMARY = {
+    **{
+        "status": "interrupted",
+        "reason": "Done",
+        "episodes": 7,
+        "return_mean_100": 1.5,
+        "eval_return_mean_100": None,
+        "seconds": 60.0,
+    },
+    **{"env_steps": 10, "steps_per_second": 1.0, "updates": 2, "policy_lag_mean": 0.0, "learner_wait_fraction": 0.5},
+    **{"inference_batch_mean": 4.0, "seconds_by_stage": {}},
+    "learning": {"verdict": "flat", "evidence": "The return is flat.", "change": "Raise it.", "mood": "bad"},
+}
+
+
+def test_closing_words_have_the_verdict_on_learning_and_what_to_try(tmp_path: Path) -> None:
+    words = closing_words(*left_by("run", tmp_path / "run"), SUMMARY)
+    assert "  learning   flat: The return is flat.\n             → Raise it.\n" in words
+
+
+@pytest.mark.parametrize(
+    ("episodes", "words"), [(1, "of 1 episode)"), (7, "the last 7 episodes)"), (900, "the last 100 episodes)")]
+)
+def test_closing_words_name_as_many_episodes_as_there_were(tmp_path: Path, episodes: int, words: str) -> None:
+    assert words in closing_words(*left_by("run", tmp_path / "run"), {**SUMMARY, "episodes": episodes})

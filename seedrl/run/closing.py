@@ -20,13 +20,15 @@ Json = dict[str, Any]
 
 def closing_words(run: RunDirectory, config: LearnerConfig, summary: Json) -> str:
     """Return the closing lines of a run that ended cleanly."""
-    score = summary["return_mean_100"]
-    shown_score = "no episode finished" if score is None else f"{score:.2f} (mean return of the last 100 episodes)"
+    score, episodes = summary["return_mean_100"], min(summary["episodes"], 100)
+    counted = "1 episode" if episodes == 1 else f"the last {episodes} episodes"
+    shown_score = "no episode finished" if score is None else f"{score:.2f} (mean return of {counted})"
     evaluated = summary["eval_return_mean_100"]
     lines = [
         f"{summary['reason']}.",
         _line("score", shown_score),
         *([] if evaluated is None else [_line("evaluation", f"{evaluated:.2f} (the same, acting greedily)")]),
+        *learning_lines(summary["learning"]),
         _line(
             "steps",
             f"{summary['env_steps']:,} in {duration(summary['seconds'])}, {summary['steps_per_second']:,.0f} steps/s",
@@ -78,6 +80,14 @@ def _uses(where: str, config: LearnerConfig) -> Iterator[tuple[str, str]]:
         if all(importlib.util.find_spec(package) for package in ("imageio", "imageio_ffmpeg")):
             yield "record", f"seedrl record {where}"
     yield "export", f"seedrl export {where}"
+
+
+def learning_lines(learning: dict[str, str]) -> list[str]:
+    """Return the verdict on learning, and what to try if there is anything."""
+    change = [_line("", f"→ {learning['change']}")] if learning["change"] else []
+    return (
+        [_line("learning", f"{learning['verdict']}: {learning['evidence']}"), *change] if learning["evidence"] else []
+    )
 
 
 def timing_tree(seconds_by_stage: dict[str, dict[str, float]]) -> list[str]:

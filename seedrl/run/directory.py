@@ -5,11 +5,12 @@ job.yaml        the settings of `seedrl run` that are not the learner's; there i
 context.json    state, members, counters and addresses, see context.py
 metrics.jsonl   one line of measurements every few seconds, more often in the first minute
 checkpoints/    see checkpoint.py
-logs/           what the actors of `seedrl run` print
+logs/           what the actors of `seedrl run` print, and why a learner failed
 summary.json    written at every clean end
 tensorboard/, wandb/, wandb_run_id.txt   if the settings ask for them, see monitoring/sinks.py
 curve.png       see monitoring/plots.py
 card.md         the run on one page, see trained/card.py
+.reserve        space for small files on a full disk, see reserve.py
 policy.pt2, policy.onnx, videos/   written by `seedrl export` and `seedrl record`
 """
 

@@ -16,6 +16,7 @@ from seedrl.monitoring.units import duration
 from seedrl.run.identity import ALONE, Identity
 
 PLAIN_SECONDS = 5.0
+TABLE_WIDTH = 46
 TROUBLE = {"dropped_rows": "dropped rows", "skipped_updates": "skipped updates"}  # shown when there is any
 
 
@@ -60,9 +61,10 @@ class ProgressDisplay:
         return "  ".join(f"{name} {value}" for name, value in self._readable(row))
 
     def _table(self, row: Row) -> Table:
-        table = Table(title=f"seedrl · {self._config.env.id}", title_style="bold", show_header=False, width=46)
-        table.add_column(style="dim")
-        table.add_column(justify="right")
+        width = min(TABLE_WIDTH, self._console.width)
+        table = Table(title=f"seedrl · {self._config.env.id}", title_style="bold", show_header=False, width=width)
+        table.add_column(style="dim", overflow="fold")
+        table.add_column(justify="right", overflow="fold")
         for name, value in self._readable(row):
             table.add_row(name, value)
         return table
@@ -76,16 +78,23 @@ class ProgressDisplay:
             ("steps", f"{row['env_steps']:,} / {goal:,}"),
             ("steps/s", f"{rate:,.0f}"),
             ("return", ("–" if score is None else f"{score:.2f}") + ("" if target is None else f" → {target:g}")),
+            *([] if score is not None or "reward_per_step" not in row else [_reward(row)]),
             *_evaluation(row),
+            ("learning", row["learning"]),
             ("episodes", f"{row['episodes']:,}"),
             ("updates", f"{row['updates']:,}"),
             ("policy lag", f"{row['policy_lag']:.1f}"),
             ("batch fill", f"{row['inference_batch']:.0f} / {self._config.serving.max_rows} rows"),
+            ("bottleneck", row["bottleneck"]),
             ("learner wait", f"{row['learner_wait_fraction']:.0%}"),
             ("actors", f"{row['actors']}, waiting {row['actor_wait_fraction']:.0%}"),
             *[(words, f"{row[name]:,}") for name, words in TROUBLE.items() if row[name]],
             ("ETA", duration((goal - row["env_steps"]) / rate) if rate > 0 else "–"),
         ]
+
+
+def _reward(row: Row) -> tuple[str, str]:
+    return "reward/step", f"{row['reward_per_step']:.3g}"
 
 
 def _evaluation(row: Row) -> list[tuple[str, str]]:
