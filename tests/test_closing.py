@@ -72,7 +72,13 @@ def test_closing_words_name_the_directory_the_reason_and_what_is_next(tmp_path: 
     run, config = left_by("run", tmp_path / "run")
     stop = Stop()
     stop.ask("interrupted", "Interrupted by SIGINT")
-    summary = summarize(config, stop, counts_of(ServingMetrics(), LearningMetrics()), seconds=3.0, verdict=Learning())
+    serving, learning = ServingMetrics(), LearningMetrics()
+    nothing = summarize(config, stop, counts_of(serving, learning), seconds=0.0, verdict=Learning())
+    first, *rest = closing_words(run, config, nothing).splitlines()
+    assert first == "Interrupted by SIGINT, before anything was trained."
+    assert rest == [f"  resume     seedrl run {run.path}"]
+    learning.updates = 3
+    summary = summarize(config, stop, counts_of(serving, learning), seconds=3.0, verdict=Learning())
     lines = closing_words(run, config, summary).splitlines()
     assert lines[0] == "Interrupted by SIGINT."
     assert f"  saved in   {run.path}" in lines

@@ -18,7 +18,7 @@ from seedrl.launching.environment import variables
 from seedrl.run.context import ContextFile, State
 from seedrl.run.directory import RunDirectory
 from seedrl.run.identity import Identity, identity
-from tests.documented import ROOT
+from tests.documented import ROOT, write_program
 
 
 def test_builder_makes_exactly_what_the_command_line_makes() -> None:
@@ -176,6 +176,16 @@ def test_handle_of_a_job_that_fails_raises_its_reason(tmp_path: Path) -> None:
         handle.wait()
     assert failed.value.exit_code == 2
     assert handle.status() == JobStatus("failed", "seedrl run: actors.groups=2 must divide actors.envs=3", exit_code=2)
+
+
+@pytest.mark.long
+def test_handle_program_of_the_documentation_trains(tmp_path: Path) -> None:
+    path = write_program("job.py", "docs/python.md", tmp_path)
+    done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    assert first.startswith(f"{tmp_path}/runs/CartPole-v1/first JobStatus(state='starting'")
+    assert float(last) > 0
 
 
 def test_variables_of_the_role_win_over_the_jobs_and_those_over_ours() -> None:

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import seedrl
+from envs_server.spaces import spec_of
 from seedrl.config import EnvConfig, ModelConfig
 from seedrl.errors import ConfigError
-from seedrl.specs import ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec, discrete
+from seedrl.specs import ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec
+from tests.documented import program
 from tests.fakes import make_spec
 from tests.trained_runs import CARTPOLE, leave_trained
 
@@ -120,9 +122,7 @@ def test_load_with_an_environment_speaks_the_language_of_its_spaces(tmp_path: Pa
             (gymnasium.spaces.Discrete(3, start=-1), gymnasium.spaces.Box(-1, 1, (2,), np.float64))
         )
 
-    spec = EnvSpec(
-        {"room": ArraySpec((), "int64", 5)}, {"0": discrete(3), "1": ContinuousSpec((-1.0, -1.0), (1.0, 1.0), (2,))}
-    )
+    spec = spec_of(Env.observation_space, Env.action_space, "Env")
     run = leave_trained(tmp_path / "run", spec)
     action = seedrl.load(run, env=Env()).act({"room": 14})
     assert Env.action_space.contains(action)
@@ -166,3 +166,18 @@ def test_load_finds_the_newest_run_and_the_checkpoint(tmp_path: Path, monkeypatc
         seedrl.load("nowhere")
     with pytest.raises(ConfigError, match=r"device='gpu' is none of auto, cpu, cuda"):
         seedrl.load(device="gpu")
+
+
+@pytest.mark.parametrize("name", ["play.py", "several.py"])
+def test_load_program_of_the_documentation_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    leave_trained(Path("runs/CartPole-v1/20260101-120000"), steps=100, score=1.0)
+    found: dict[str, Any] = {}
+    exec(program(name, "docs/python.md"), found)  # noqa: S102
+    if name == "play.py":
+        assert capsys.readouterr().out == f"CartPole-v1 100 {found['score']}\n"
+        assert found["score"] > 0
+    else:
+        assert (found["scores"] > 0).all()

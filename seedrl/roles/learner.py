@@ -138,8 +138,7 @@ class LearnerProcess:
             if not self.run_directory.has_job:  # else `seedrl run` may start it again
                 self._explain(self.stop.failure)
             raise self.stop.failure
-        if self.learning.updates:
-            self.display.say(closing_words(self.run_directory, self.config, summary))
+        self.display.say(closing_words(self.run_directory, self.config, summary))
         return summary
 
     def _explain(self, failure: BaseException) -> None:

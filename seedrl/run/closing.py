@@ -20,6 +20,8 @@ Json = dict[str, Any]
 
 def closing_words(run: RunDirectory, config: LearnerConfig, summary: Json) -> str:
     """Return the closing lines of a run that ended cleanly."""
+    if not summary["updates"]:
+        return "\n".join([f"{summary['reason']}, before anything was trained.", *next_lines(run, config, summary)])
     score, episodes = summary["return_mean_100"], min(summary["episodes"], 100)
     counted = "1 episode" if episodes == 1 else f"the last {episodes} episodes"
     shown_score = "no episode finished" if score is None else f"{score:.2f} (mean return of {counted})"

@@ -7,13 +7,12 @@ Knows nothing of environments but their spaces.
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
 from seedrl.config import Device
 from seedrl.device import choose_device
 from seedrl.errors import ConfigError
@@ -22,6 +21,9 @@ from seedrl.serving.seats import final_exploration
 from seedrl.specs import Arrays, EnvSpec, as_tree, names, tree_map
 from seedrl.trained.load import Trained, load_trained
 from seedrl.trained.player import Chance, Player
+
+if TYPE_CHECKING:
+    from envs_server.spaces import ActionSpace, ObservationSpace
 
 
 def load_policy(run: str | Path, checkpoint: str, greedy: bool, device: str, seed: int, env: Any) -> "TrainedPolicy":
@@ -131,10 +133,12 @@ class Spaces:
         self._observations: ObservationSpace | None = None
         self._actions: ActionSpace | None = None
         if env is not None:
+            from envs_server import spaces  # with everything that an actor needs
+
             observation, action = _space(env, "observation_space"), _space(env, "action_space")
-            if (found := spec_of(observation, action, str(env))) != spec:
+            if (found := spaces.spec_of(observation, action, str(env))) != spec:
                 raise ConfigError(f"{env} has {found}, but the policy was trained on {spec}")
-            self._observations, self._actions = ObservationSpace(observation), ActionSpace(action)
+            self._observations, self._actions = spaces.ObservationSpace(observation), spaces.ActionSpace(action)
 
     def rows(self, observation: Any) -> tuple[Arrays, int | None]:
         """Return an observation as rows, and of how many environments it is; None for that of a single one."""

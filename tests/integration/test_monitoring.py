@@ -159,8 +159,9 @@ def test_status_of_a_run_that_has_ended_says_how(commands: Commands) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "there is no run below runs/ here; give learner=HOST:PORT or run=DIR"),
-        (["run=nowhere"], 2, "run=nowhere does not contain the address of its learner"),
+        ([], 2, "there is no run below runs/, nor was one started from here; name one"),
+        (["nowhere"], 2, "there is no directory nowhere"),
+        (["run=nowhere"], 2, "there is no directory nowhere"),
         (["learner=127.0.0.1:1"], 4, "no learner answers at 127.0.0.1:1"),
     ],
 )
