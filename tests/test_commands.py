@@ -1,5 +1,8 @@
 """The command line: what it says, what it refuses, and that asking costs no import of torch."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -308,3 +311,13 @@ def test_unknown_command_that_is_like_no_other_is_refused_with_those_there_are()
 def test_names_of_other_libraries_all_mean_something_that_exists() -> None:
     known = {*vocabulary("run").settings, *COMMANDS}
     assert [ours for ours in ELSEWHERE.values() if ours not in known] == []
+
+
+def test_command_finds_modules_of_the_working_directory(tmp_path: Path) -> None:
+    """Like `python -m seedrl`, the program `seedrl` can be given modules that lie where it is started."""
+    (tmp_path / "mine.py").touch()
+    program = "from seedrl.commands import main; main(['--version']); import mine"
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0

@@ -57,6 +57,7 @@ def test_builder_leaves_earlier_jobs_alone() -> None:
     ("job", "words"),
     [
         (Job().learner(ranks=0), r"^ranks.count=0 must be at least 1$"),
+        (Job().env("own"), r"^env.id=own: actors bring this environment, .*`seedrl learner`"),
         (Job().learner(ranks=2), r"^ranks.count=2 needs an engine that starts several ranks: launch=torchrun"),
         (Job().actors(total=8, per_node=4), r"^launch.per_node=4 is less than the 8 actors on this machine"),
         (Job().actors(total=1, at_most=8, per_node=4), r"^launch.per_node=4 is less than the 8 actors"),

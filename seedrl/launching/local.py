@@ -4,7 +4,6 @@ What is special about the learner is in `learner_process.py`, about actors in `a
 """
 
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -13,10 +12,10 @@ from pathlib import Path
 from seedrl.config import Engine, RunConfig
 from seedrl.errors import SeedrlError
 from seedrl.launching.actors import ActorFleet
-from seedrl.launching.children import FATAL_CODES, GOODBYE_SECONDS, STOP_SECONDS, Child
+from seedrl.launching.children import GOODBYE_SECONDS, STOP_SECONDS, Child
 from seedrl.launching.learner_process import LearnerProcess
+from seedrl.launching.outcome import errors_explained, exit_job
 from seedrl.launching.process_notes import ProcessNotes
-from seedrl.run.closing import failed_words
 from seedrl.run.context import ContextFile, State
 from seedrl.run.directory import RunDirectory, check_initial_weights
 from seedrl.validation import check_job
@@ -32,23 +31,9 @@ def run_locally(config: RunConfig, overrides: Sequence[str]) -> None:
     run.write_job(config)
     with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
         supervisor = Supervisor(config, overrides, run, Path(private))
-        try:
+        with errors_explained(run, config):
             code = supervisor.run()
-        except SeedrlError as error:
-            if words := _after_failure(run, config, error.exit_code):
-                error.add_note(words)
-            raise
-    if code and not supervisor.is_stopping and (words := _after_failure(run, config, code)):
-        print(words, file=sys.stderr)
-    if code or supervisor.is_stopping:  # the latter ends a multirun, too
-        raise SystemExit(code if code >= 0 else 128 - code)  # negative: ended by a signal
-
-
-def _after_failure(run: RunDirectory, config: RunConfig, code: int) -> str:
-    """Return what a user can do after a failure; nothing if the settings were refused and the run was never one."""
-    if code in FATAL_CODES and run.discard_if_unused():
-        return ""
-    return failed_words(run, config)
+    exit_job(run, config, code, supervisor.is_stopping)
 
 
 class Supervisor:

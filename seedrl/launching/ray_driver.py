@@ -22,6 +22,7 @@ from seedrl.config import RunConfig
 from seedrl.errors import EnvBroken, RunDirectoryError, SeedrlError
 from seedrl.launching.assignment import assign_ranks
 from seedrl.launching.children import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS
+from seedrl.launching.outcome import errors_explained, exit_job
 from seedrl.launching.overrides import override
 from seedrl.launching.placement import place
 from seedrl.launching.process_settings import (
@@ -54,10 +55,10 @@ def run_on_ray(config: RunConfig, overrides: Sequence[str]) -> None:
         run = RunDirectory.prepare(config)
         run.write_job(config)
         driver = RayDriver(config, overrides, str(run.path.resolve()))
-        with reserved(reservation, config.launch.name, lambda: driver.is_interrupted) as group:
+        room = reserved(reservation, config.launch.name, lambda: driver.is_interrupted)
+        with errors_explained(run, config), room as group:
             code = driver.run(reservation, group)
-    if code or driver.is_interrupted:  # the latter ends a multirun, too
-        raise SystemExit(code if code >= 0 else 128 - code)
+    exit_job(run, config, code, driver.is_interrupted)
 
 
 class RayDriver:

@@ -84,8 +84,7 @@ class RunDirectory:
     def write_job(self, config: RunConfig) -> None:
         """Write the settings that a learner does not have, or has from its engine, so that the job can be resumed."""
         advertise = {"advertise": config.ranks.advertise}
-        content = {"launch": plain(config.launch), "listen": config.listen, "ranks": advertise}
-        self._write_settings(JOB, content)
+        self._write_if_other(JOB, {"launch": plain(config.launch), "listen": config.listen, "ranks": advertise})
 
     def discard_if_unused(self) -> bool:
         """Remove the directory if it was created for a start in which nothing was trained; return whether it was.
@@ -126,15 +125,15 @@ class RunDirectory:
             raise RunDirectoryError(f"another learner is running in {self.path}; give another run_dir") from error
         lasting = replace(config, socket="")  # the socket is one of this process
         try:
-            self._write_settings(CONFIG, plain(lasting))
+            self._write_if_other(CONFIG, plain(lasting))
         except RunDirectoryError:
             self.release()
             raise
         self._count_processes()
         reserve.refill(self.path)
 
-    def _write_settings(self, name: str, settings: dict[str, Any]) -> None:
-        """Write a file of settings, unless it holds them: a run that resumes on a full disk needs no room for it."""
+    def _write_if_other(self, name: str, settings: dict[str, Any]) -> None:
+        """Write settings to a file, unless it holds them: a run that resumes on a full disk needs no room for it."""
         path, text = self.path / name, yaml.safe_dump(settings, sort_keys=False)
         try:
             if not path.exists() or path.read_text() != text:
