@@ -133,7 +133,7 @@ def test_record_films_what_the_environment_draws(tmp_path: Path, capsys: pytest.
 
 def test_record_says_how_many_episodes_were_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     film(tmp_path, COUNTER, make_spec((2,)), episodes=2, size=60, max_steps=3)
-    assert "returns 3, 3; 2 of them cut short at max_steps=3\n" in capsys.readouterr().out
+    assert "returns 3 (cut short at 3 steps), 3 (cut short at 3 steps)\n" in capsys.readouterr().out
 
 
 def test_record_films_observations_that_are_pictures(tmp_path: Path) -> None:
