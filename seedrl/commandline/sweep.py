@@ -15,7 +15,7 @@ from seedrl.commandline.members import Member, Status, read_table, table, write_
 from seedrl.commandline.search import Search
 from seedrl.config import SweepConfig
 from seedrl.errors import ConfigError, SeedrlError, require
-from seedrl.launching.children import GOODBYE_SECONDS, STOP_SECONDS, Child, Process, start_module
+from seedrl.launching.children import GOODBYE_SECONDS, STOP_SECONDS, Child, LastWords, Process, start_module
 from seedrl.launching.overrides import override
 from seedrl.monitoring.compare import draw_runs
 from seedrl.run.directory import fresh, write_atomically
@@ -162,7 +162,8 @@ class Sweep:
         elif self._signals:
             self._note_end(member, Status.INTERRUPTED)
         else:
-            self._note_end(member, Status.FAILED, f"{_last_line(self._log(member))} (code {code})")
+            last = LastWords.of(self._log(member).read_text(errors="replace"))
+            self._note_end(member, Status.FAILED, f"{last.words} (code {code})")
 
     def _note_end(self, member: Member, status: Status, reason: str = "") -> None:
         member.end(status, reason)
@@ -226,8 +227,3 @@ def _pinned(cores: set[int]) -> Iterator[None]:
     finally:
         if CAN_PIN:
             os.sched_setaffinity(0, before)
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it printed nothing"

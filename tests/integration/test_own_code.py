@@ -98,6 +98,13 @@ def test_run_of_a_model_that_does_not_fit_names_what_was_expected(here: Path, co
         "seedrl learner: own_code.py:39 in forward: model.name=own_code:Linear: expected logits"
     )
     assert "spec.policy_size, 2 for" in process.err
+
+
+def test_run_of_a_model_that_raises_has_its_traceback_on_screen_and_in_the_log(here: Path, commands: Commands) -> None:
+    process = run(commands, "model.name=own_code:Linear", "model.options.size=-7")
+    assert process.wait() == 2
+    assert process.err.startswith("seedrl learner: own_code.py:37 in __init__: model.name=own_code:Linear could not be")
+    assert "Traceback (most recent call last):" in process.err
     assert (here / "run/logs/learner.log").read_text() == process.err
 
 

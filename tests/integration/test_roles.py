@@ -132,7 +132,7 @@ def test_run_that_loses_a_thread_ends_with_code_seven_and_the_traceback_on_scree
     commands: Commands,
 ) -> None:
     (commands.directory / "own_models.py").write_text(MODELS)
-    process = commands.start("run", "model.name=own_models:Broken", "run_dir=run", *SMALL, path=commands.directory)
+    process = commands.start("run", "model.name=own_models:Broken", "run_dir=run", *SMALL)
     eventually(lambda: len(process.children()) == 2 or not process.is_running)
     assert process.wait() == 7
     words, _, traceback = process.err.partition("\n")
@@ -151,7 +151,7 @@ def test_second_signal_ends_a_run_that_is_stuck_at_once(commands: Commands) -> N
     (commands.directory / "own_models.py").write_text(MODELS)
     address = free_address()
     settings = ("model.name=own_models:Stuck", f"listen={address}", "run_dir=run", *SMALL)
-    process = commands.start("run", *settings, path=commands.directory)
+    process = commands.start("run", *settings)
     eventually(lambda: (commands.directory / "stuck").exists() or not process.is_running)
     assert process.children().keys()
     process.signal(signal.SIGINT)
