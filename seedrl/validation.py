@@ -99,6 +99,8 @@ def _check_serving(config: LearnerConfig) -> None:
     )
     require(0 <= serving.max_wait < math.inf, f"serving.max_wait={serving.max_wait} must be finite and not negative")
     require(serving.max_silence >= 0, f"serving.max_silence={serving.max_silence} must not be negative")
+    for name in ("max_observation", "max_reward"):
+        require(getattr(serving, name) > 0, f"serving.{name}={getattr(serving, name)} must be more than 0")
 
 
 def _check_environments(config: LearnerConfig) -> None:

@@ -61,10 +61,11 @@ def record(
     policy_version: int = 0,
     seed: int = 0,
     reward: Callable[[Tensor], Tensor] = lambda reward: reward,
+    observation: Callable[[Tensor], Tensor] = lambda observation: observation,
 ) -> None:
     """Commit `unrolls` of random rows, answered by `model` one at a time, through the calls that inference makes."""
     inputs = model_input(spec, store.columns.unroll_length + 1, unrolls, seed=seed)
-    inputs = inputs._replace(reward=reward(inputs.reward))
+    inputs = inputs._replace(reward=reward(inputs.reward), observation=observation(inputs.observation))
     entry = store.reserve(unrolls)
     assert len(entry) == unrolls, "the store is too small for this test"
     core_state = torch.randn(unrolls, core_size_of(model), generator=torch.Generator().manual_seed(seed))

@@ -236,6 +236,44 @@ def test_decode_step_finite_numbers_with_overflowing_sum_are_accepted(dtype: str
     np.testing.assert_array_equal(decoded.reward, rows.reward)
 
 
+BOUNDS = codec.Bounds(observation=1e6, reward=100.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "field", "value", "words"),
+    [
+        ("float32", "reward", 3e38, "between -100 and 100, saw one of size 3e+38 in row 1; serving.max_reward on"),
+        ("float32", "reward", -101.0, "between -100 and 100, saw one of size 101 in row 1; serving.max_reward on"),
+        ("float32", "observation", 1e20, "between -1e+06 and 1e+06, saw one of size 1e+20 in row 1; serving.max_obs"),
+        ("float64", "observation", -1e200, "saw one of size 1e+200 in row 1"),
+        ("int64", "observation", -(2**63), "saw one of size 9.22337e+18 in row 1"),
+        ("int32", "observation", 2**31 - 1, "saw one of size 2.14748e+09 in row 1"),
+    ],
+)
+def test_decode_step_absurd_but_finite_number_is_refused_with_the_setting(
+    dtype: str, field: str, value: float, words: str
+) -> None:
+    spec = make_spec(shape=(3,), dtype=dtype)
+    rows = make_rows(spec=spec)
+    getattr(rows, field)[1] = value
+    step = through_the_wire(codec.encode_step(1, rows))
+    with pytest.raises(InvalidMessage) as caught:
+        codec.decode_step(step, spec, NUM_ENVS, bounds=BOUNDS)
+    assert str(caught.value).startswith(f"{field}: expected numbers")
+    assert words in str(caught.value)
+    codec.decode_step(step, spec, NUM_ENVS)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8"])
+def test_decode_step_numbers_at_the_bounds_are_accepted(dtype: str) -> None:
+    spec = make_spec(shape=(300,), dtype=dtype)
+    rows = make_rows(spec=spec)
+    largest = float(np.finfo(dtype).max) if np.dtype(dtype).kind == "f" else np.iinfo(dtype).max
+    rows.observation[:] = min(largest, BOUNDS.observation)
+    rows.reward[:] = -BOUNDS.reward
+    codec.decode_step(through_the_wire(codec.encode_step(1, rows)), spec, NUM_ENVS, bounds=BOUNDS)
+
+
 @pytest.mark.parametrize(
     ("ready", "field"),
     [
@@ -244,6 +282,10 @@ def test_decode_step_finite_numbers_with_overflowing_sum_are_accepted(dtype: str
         (make_ready(shape=[2, 0]), "observation.shape"),
         (make_ready(shape=[1] * 9), "observation.shape"),
         (make_ready(choices=[1]), "action.choices"),
+        (
+            pb.Ready(observation=[pb.Array(dtype="uint8")], action=[pb.Action(choices=[2], low=[0], high=[1])]),
+            "action.choices",
+        ),
         (pb.Ready(), "observation"),
     ],
 )
@@ -299,9 +341,9 @@ def test_order_to_move_all_or_to_open_survives_the_wire() -> None:
 
 def test_decode_hello_and_welcome_of_another_version_name_both_sides() -> None:
     """B6."""
-    with pytest.raises(Mismatch, match=r"^protocol_version: this learner speaks 3, the actor 7; install the same"):
+    with pytest.raises(Mismatch, match=r"^protocol_version: this learner has 3, the actor 7; install the same"):
         codec.decode_hello(pb.Hello(protocol_version=7))
-    with pytest.raises(Mismatch, match=r"^protocol_version: this actor speaks 3, the learner 0; install the same"):
+    with pytest.raises(Mismatch, match=r"^protocol_version: this actor has 3, the learner 0; install the same"):
         codec.decode_welcome(pb.Welcome(num_envs=1, group_size=1))
 
 

@@ -15,6 +15,7 @@ from seedrl.errors import RunDirectoryError
 from seedrl.run import context as contexts
 from seedrl.run.context import FILE, LEARNER, LOCK, Context, ContextFile, Member, State, dump, parse
 from tests.forks import processes
+from tests.integration.waiting import DEADLINE
 
 
 def running(*actors: str) -> Context:
@@ -107,7 +108,8 @@ def test_member_lease_ends_after_its_ttl() -> None:
 
 
 def count_up(directory: Path, name: str, times: int) -> None:
-    """Runs in a process of its own."""
+    """Runs in a process of its own, and waits for the lock however busy the machine is."""
+    contexts.LOCK_SECONDS = DEADLINE
     file = ContextFile(directory)
     for _ in range(times):
         with file.change() as context:

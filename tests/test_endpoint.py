@@ -355,10 +355,8 @@ def test_client_that_does_not_read_is_hung_up_on(site: Site, monkeypatch: pytest
     site.start(large=lambda: Page(content))
     client = site.connect()
     client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    others = [site.connect() for _ in range(module.CONNECTIONS - 1)]
-    eventually(lambda: is_served(site))  # its place has become free
     assert len(received(client)) < len(content)
-    assert others
+    assert is_served(site)
 
 
 def is_served(site: Site) -> bool:
@@ -379,15 +377,62 @@ def test_client_that_goes_away_costs_nothing(site: Site) -> None:
     assert site.errors == []
 
 
-def test_connections_beyond_the_limit_are_closed_at_once(site: Site) -> None:
-    """C12: slow scrapers do not hurt."""
+def test_connections_that_ask_for_nothing_make_way_for_the_next_one_oldest_first(site: Site) -> None:
+    """C12: slow clients do not hurt."""
     site.start()
-    held = [site.connect() for _ in range(module.CONNECTIONS)]
-    assert received(site.connect()) == b""
+    held = [site.connect() for _ in range(module.ASKING)]
+    assert site.ask("/count")[0] == 200
+    assert received(held[0]) == b""
     held[3].sendall(b"GET /count HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert received(held[3]).startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_beyond_the_limit_are_closed_at_once_and_probes_are_answered(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C12: a client that does not read its answer keeps its place, but not that of a probe."""
+    monkeypatch.setattr(module, "TURN_SECONDS", 0.0)
+    content = bytes(8 << 20)
+    site.start(large=lambda: Page(content), healthz=lambda: Page(b"alive"))
+    held = [site.connect() for _ in range(module.CONNECTIONS)]
+    for client in held:
+        client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(8)
+    assert said(site, b"GET /count HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
+    assert [site.ask("/healthz")[2] for _ in range(20)] == [b"alive"] * 20
     held[3].close()
     eventually(lambda: is_served(site))
+
+
+def test_probes_are_answered_while_slow_clients_hold_on_and_connect_again(site: Site) -> None:
+    """C12: 40 of 40 probes failed while 20 clients sent half a request each and connected again when hung up on."""
+    site.start(healthz=lambda: Page(b"alive"))
+    stopping = threading.Event()
+
+    def dawdle() -> None:
+        while not stopping.is_set():
+            clients = [socket.create_connection((site.host, site.port), timeout=DEADLINE) for _ in range(20)]
+            for client in clients:
+                client.sendall(b"GET /count HTTP/1.1\r\n")
+            for client in clients:
+                client.close()
+
+    threads = [threading.Thread(target=dawdle) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert [site.ask("/healthz")[2] for _ in range(40)] == [b"alive"] * 40
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join(DEADLINE)
+
+
+def test_probe_never_waits_for_the_turn_of_another_page(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TURN_SECONDS", DEADLINE)
+    site.start(readyz=lambda: Page(b"ready"))
+    assert site.ask("/count")[0] == 200
+    assert [site.ask("/readyz")[2] for _ in range(3)] == [b"ready"] * 3
 
 
 def test_flood_makes_a_page_once_and_serves_everybody(site: Site) -> None:

@@ -7,7 +7,9 @@ import torch
 
 from seedrl.algorithms.base import Loss
 from seedrl.algorithms.settings import Optimizer
+from seedrl.config import ModelConfig, ServingConfig
 from seedrl.learning.learner import PATIENCE, REPORT_EVERY
+from seedrl.models.build import build_model
 from tests.builders import LearnerParts, learner_parts, one_step, record, same, weights
 from tests.fakes import TinyModel, make_spec
 
@@ -133,6 +135,28 @@ def test_learner_after_a_skipped_update_trains_as_if_it_had_not_been() -> None:
         parts.update()
     assert same(weights(disturbed.learner.model), weights(quiet.learner.model))
     assert disturbed.metrics.skipped_updates == 1
+
+
+@pytest.mark.parametrize("has_statistics", [False, True])
+@pytest.mark.parametrize("algorithm", ["vtrace", "ppo"])
+def test_learner_numbers_as_large_as_serving_admits_skip_no_update(has_statistics: bool, algorithm: str) -> None:
+    """So a session that sends nothing else cannot end a run."""
+    largest, spec = ServingConfig().max_observation, make_spec((64,))
+    model = build_model(ModelConfig(name="mlp", normalize=has_statistics, popart=has_statistics), spec, seed=1)
+    parts = learner_parts(one_step(name=algorithm), model, spec)
+    for seed in range(2 * PATIENCE):
+        record(
+            parts.store,
+            model,
+            spec,
+            unrolls=2,
+            seed=seed,
+            reward=lambda reward: reward.sign() * ServingConfig().max_reward,
+            observation=lambda observation: observation.sign() * largest,
+        )
+        assert parts.update()
+    assert parts.metrics.skipped_updates == 0
+    assert all(value.isfinite().all() for value in weights(parts.learner.model).values())
 
 
 def disturb(parts: LearnerParts, updates: int) -> None:

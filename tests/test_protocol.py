@@ -164,7 +164,66 @@ def test_stream_that_ends_before_hello_is_no_session() -> None:
     run(test())
 
 
+@pytest.mark.parametrize(
+    ("silent", "words"), [(0.2, "0.2 s after its last message"), (12.0, "an actor has to answer pings within 10 s")]
+)
+def test_session_whose_connection_breaks_is_logged_with_the_reasons_there_can_be(silent: float, words: str) -> None:
+    """An actor that answers no ping for ten seconds sees RESOURCE_EXHAUSTED; the log has to name the rule."""
+
+    async def test() -> None:
+        endpoint, stream = Endpoint(), FakeStream(Hello("a"), Ready(SPEC), step(7))
+        session = endpoint.serve(stream)
+        await eventually(lambda: endpoint.batcher.waiting_rows == ENVS)
+        next(iter(endpoint.sessions.open.values())).traffic.heard -= silent
+        session.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await session
+        assert endpoint.said[-1].startswith("learner: a left: its call was cancelled or its connection closed")
+        assert words in endpoint.said[-1]
+        assert endpoint.metrics.sessions_left == 1
+
+    run(test())
+
+
 # Refusals.
+
+
+def test_request_id_in_flight_twice_is_refused_and_may_be_used_again_once_answered() -> None:
+    async def test() -> None:
+        endpoint, stream = Endpoint(), FakeStream(Hello("a"), Ready(SPEC), step(7, (0, 1)))
+        session = endpoint.serve(stream)
+        await eventually(lambda: endpoint.batcher.waiting_rows == 2)
+        endpoint.answer()
+        stream.send(step(7, (2, 3)))
+        await eventually(lambda: endpoint.batcher.waiting_rows == 2)
+        stream.send(step(7, (0, 1), flags=0))
+        await session
+        assert str(stream.error) == "request_id: expected one of no request in flight, saw 7 again"
+
+    run(test())
+
+
+def test_session_that_sends_an_absurd_number_is_ended_by_name_and_counted_and_the_others_continue() -> None:
+    """One finite number, 1e20, used to end the run."""
+
+    async def test() -> None:
+        endpoint, good, bad = Endpoint(), FakeStream(Hello("good"), Ready(SPEC)), FakeStream(Hello("bad"), Ready(SPEC))
+        sessions = [endpoint.serve(good), endpoint.serve(bad)]
+        rows = make_rows(np.full((4, 2), 1e20, np.float32), RESET, (0, 1, 2, 3))
+        message = codec.parse_request(codec.serialize_request(codec.encode_step(1, rows)))
+        bad.send(message)
+        await sessions[1]
+        assert "serving.max_observation" in str(bad.error)
+        assert endpoint.said[-1].startswith("learner: ended the session of bad (fake:1): observation: expected numbers")
+        assert endpoint.metrics.sessions_evicted["invalid_message"] == 1
+        assert endpoint.batcher.waiting_rows == 0
+        good.send(step(1))
+        await eventually(lambda: endpoint.batcher.waiting_rows == ENVS)
+        good.end()
+        await sessions[0]
+        assert good.error is None
+
+    run(test())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Run directories: made, taken up again, refused."""
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import yaml
 from seedrl.algorithms.settings import Optimizer
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, RunDirectoryError
+from seedrl.run import reserve
 from seedrl.run.directory import RunDirectory, check_initial_weights, directory_name, plain
 
 
@@ -36,7 +39,7 @@ def test_run_directory_new_is_made_with_its_complete_settings(tmp_path: Path) ->
     run = prepared(config)
     assert run.path == tmp_path / "a" / "b"
     assert settings_in(run.path) == plain(config)
-    assert sorted(path.name for path in run.path.iterdir()) == [".lock", ".processes", "config.yaml"]
+    assert sorted(path.name for path in run.path.iterdir()) == [".lock", ".processes", ".reserve", "config.yaml"]
 
 
 def test_run_directory_without_a_name_gets_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +271,54 @@ def test_run_directory_summary_is_written_over_the_one_before(tmp_path: Path) ->
     run.write_summary({"status": "interrupted", "reason": "a longer text than the next"})
     run.write_summary({"status": "done"})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "done"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".processes", "config.yaml", "summary.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".lock",
+        ".processes",
+        ".reserve",
+        "config.yaml",
+        "summary.json",
+    ]
+
+
+class FullDisk:
+    """Stands in for the flush to a disk: it fails unless the reserve was given up."""
+
+    def __init__(self, directory: Path) -> None:
+        self._reserve = directory / ".reserve"
+
+    def __call__(self, descriptor: int) -> None:
+        if not self._reserve.exists() or self._reserve.stat().st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_run_directory_on_a_full_disk_writes_small_files_with_its_reserve_and_takes_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prepared(config_for(tmp_path))
+    monkeypatch.setattr(os, "fsync", FullDisk(tmp_path))
+    for number in range(3):
+        run.write_summary({"status": f"{number}"})
+        assert json.loads((tmp_path / "summary.json").read_text()) == {"status": f"{number}"}
+        assert (tmp_path / ".reserve").stat().st_size == reserve.BYTES
+    (tmp_path / ".reserve").unlink()
+    with pytest.raises(OSError, match="No space left"):
+        run.write_summary({"status": "3"})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "2"}
+
+
+def test_run_directory_is_resumed_on_a_disk_without_any_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart used to end with a traceback, because it wrote the same settings again."""
+    prepared(config_for(tmp_path))
+    (tmp_path / ".reserve").unlink()
+    monkeypatch.setattr(os, "fsync", FullDisk(tmp_path))
+    run = prepared(config_for(tmp_path))
+    assert run.earlier_processes == 1
+
+
+def test_run_directory_new_on_a_full_disk_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", FullDisk(tmp_path))
+    with pytest.raises(RunDirectoryError, match=r"config\.yaml cannot be written: No space left on device"):
+        prepared(config_for(tmp_path))
 
 
 def test_run_directory_claimed_by_another_learner_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from seedrl.serving.lease import IN_FLIGHT
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import Session, SessionTable, session_seed
 from seedrl.wire.codec import encode_step
-from seedrl.wire.framing import serialize
+from seedrl.wire.framing import MAX_READY_BYTES, serialize
 from seedrl.wire.messages import MAX_MESSAGE_BYTES, ControlRequest, Hello
 from tests.fakes import make_spec
 
@@ -69,6 +69,21 @@ def test_join_above_max_slots_is_refused_with_numbers_and_remedy() -> None:
     with pytest.raises(NoCapacity, match=r"^8 of 10 slots are taken, 4 more are needed; raise serving.max_slots"):
         table.join(Hello("c"))
     assert len(table.open) == 2
+
+
+def test_longest_message_is_what_the_rows_need_once_the_spaces_are_known() -> None:
+    """A stranger cannot make a resumed learner hold 64 MiB for each of its streams."""
+    table = make_table()
+    assert table.longest_message == MAX_MESSAGE_BYTES
+    table.agree(make_spec((2,)))
+    assert table.longest_message == MAX_READY_BYTES
+    large, spec = make_table(groups=4), make_spec((1024, 1024), "uint8")
+    large.agree(spec)
+    rows = Rows(np.arange(ENVS), np.zeros((ENVS, 1024, 1024), np.uint8), np.zeros(ENVS), np.zeros(ENVS))
+    assert len(serialize(encode_step(2**63, rows))) < large.longest_message < 1.01 * ENVS * 2**20
+    huge = make_table(groups=4)
+    huge.agree(make_spec((16, 1024, 1024), "uint8"))
+    assert huge.longest_message == MAX_MESSAGE_BYTES
 
 
 def test_join_of_a_closed_endpoint_is_refused_until_it_is_open_again() -> None:

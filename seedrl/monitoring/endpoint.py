@@ -1,7 +1,9 @@
 """Serves a few pages over HTTP, for browsers and Prometheus. Knows nothing of their content, and reads no file.
 
-Peers are not trusted: whatever they send, delay or keep open, they cost no more than `CONNECTIONS` connections, one
-answer per `TURN_SECONDS`, and the making of each page once per `FRESH_SECONDS`.
+Peers are not trusted: whatever they send, delay or keep open, they cost no more than `ASKING` connections whose request
+has not arrived, `CONNECTIONS` that are answered, one answer per `TURN_SECONDS`, and the making of each page once per
+`FRESH_SECONDS`. Nor can they starve the probes that ask for health: a client that is slow to ask makes way for the next
+one, and probes have places and turns of their own.
 """
 
 import asyncio
@@ -10,20 +12,23 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
 from seedrl.errors import ConfigError
 
+PROBES = ("/healthz", "/readyz")  # pages about the present moment
 AUTO = "auto"
 AUTO_HOST, AUTO_PORT = "127.0.0.1", 9464
-CONNECTIONS = 16  # at once; further ones are closed without an answer
+ASKING = 64  # connections at once whose request has not arrived; a further one takes the place of the oldest
+CONNECTIONS = 16  # at once that are answered; further ones are closed without an answer
 HEAD_BYTES = 8192  # of a request line and its headers
 REQUEST_SECONDS = 5.0  # for a client to send its request
 CONNECTION_SECONDS = 20.0  # for all of it, answer included
 LINGER_SECONDS = 1.0  # for a client to hang up, so that closing does not destroy the answer on its way
-TURN_SECONDS = 0.02  # between two answers to any clients
+TURN_SECONDS = 0.02  # between two answers to any clients, except for probes
+PROBE_TURN_SECONDS = 0.002  # between two answers to probes
 FRESH_SECONDS = 0.2  # for which a page is not made again
 RETRY_SECONDS = 1.0  # after a connection could not be accepted
 STOP_SECONDS = 5.0  # for the thread to end; longer only if a page hangs
@@ -48,20 +53,22 @@ class Endpoint:
         pages: Mapping[str, Callable[[], Page]],
         on_error: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
-        unkept: Collection[str] = (),
+        probes: Collection[str] = PROBES,
     ) -> None:
-        """Pages are kept for a moment, except for the `unkept`, which have to be cheap."""
+        """Pages are kept for a moment, except for the `probes`, which have to be cheap and are never starved."""
         self._listen = listen
         self._host, self._port = address_of(listen)
         self._names = {"localhost", self._host.lower(), socket.gethostname().lower()}
         self._pages = {
-            path: _Kept(path, make, on_error, clock, 0.0 if path in unkept else FRESH_SECONDS)
+            path: _Kept(path, make, on_error, clock, 0.0 if path in probes else FRESH_SECONDS)
             for path, make in pages.items()
         }
         self._on_error = on_error
         self._is_private = True  # only this machine can reach it; others may ask by whatever name they know
         self._connections: set[asyncio.Task[None]] = set()
-        self._next_turn = 0.0
+        self._asking: dict[asyncio.Task[None], None] = {}  # those whose request has not arrived, oldest first
+        self._queue = _Queue(CONNECTIONS, TURN_SECONDS)
+        self._probe_queues = dict.fromkeys(probes, _Queue(CONNECTIONS, PROBE_TURN_SECONDS))  # one queue, by path
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -124,13 +131,17 @@ class Endpoint:
             loop.remove_reader(listener)
             loop.call_later(RETRY_SECONDS, loop.add_reader, listener, self._accept, loop, listener)
             return
-        if len(self._connections) >= CONNECTIONS:
-            client.close()
-            return
+        if len(self._asking) >= ASKING:
+            next(iter(self._asking)).cancel()
         connection = loop.create_task(self._converse(client))
         self._connections.add(connection)
-        connection.add_done_callback(self._connections.discard)
-        connection.add_done_callback(lambda _: client.close())  # also if it never began
+        self._asking[connection] = None
+        connection.add_done_callback(lambda _: self._forget(connection, client))  # also if it never began
+
+    def _forget(self, connection: asyncio.Task[None], client: socket.socket) -> None:
+        self._connections.discard(connection)
+        self._asking.pop(connection, None)
+        client.close()
 
     async def _converse(self, client: socket.socket) -> None:
         """Answer one request. A client that disconnects or is too slow is ignored."""
@@ -138,39 +149,43 @@ class Endpoint:
         reader, writer = await asyncio.open_connection(sock=client, limit=HEAD_BYTES)
         try:
             async with asyncio.timeout(CONNECTION_SECONDS):
-                answer = await self._answer(reader)
-                await self._turn()
-                writer.transport.set_write_buffer_limits(0)  # so that drain means: the kernel has all of it
-                writer.write(answer)
-                await writer.drain()
-                await _linger(reader, writer)
+                request = await self._request(reader)
+                queue = self._probe_queues.get(request.path, self._queue)
+                with queue.place():
+                    answer = self._answer(request)
+                    await queue.turn()
+                    writer.transport.set_write_buffer_limits(0)  # so that drain means: the kernel has all of it
+                    writer.write(answer)
+                    await writer.drain()
+                    await _linger(reader, writer)
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
             writer.transport.abort()
 
-    async def _turn(self) -> None:
-        """Spaces answers out: a flood of requests is slowed down, not paid for."""
-        now = asyncio.get_running_loop().time()
-        wait, self._next_turn = self._next_turn - now, max(self._next_turn, now) + TURN_SECONDS
-        if wait > 0:
-            await asyncio.sleep(wait)
-
-    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+    async def _request(self, reader: asyncio.StreamReader) -> "_Request":
+        """Read a request; from then on the connection makes way for no other."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            return _response(_plain(431, f"A request has at most {HEAD_BYTES} bytes here."))
+            return _Request(refusal=_plain(431, f"A request has at most {HEAD_BYTES} bytes here."))
+        finally:
+            connection = asyncio.current_task()
+            assert connection is not None
+            self._asking.pop(connection, None)
         method, _, rest = head.decode("latin-1").partition(" ")
         target, _, rest = rest.partition(" ")
         version, *headers = rest.split("\r\n")
         if not version.startswith("HTTP/1."):
-            return _response(_plain(400, "This is not an HTTP/1 request."))
-        page = self._page(method, target.partition("?")[0], headers)
-        return _response(page, with_content=method != "HEAD")
+            return _Request(refusal=_plain(400, "This is not an HTTP/1 request."))
+        return _Request(method, target.partition("?")[0], headers)
 
-    def _page(self, method: str, path: str, headers: list[str]) -> Page:
+    def _answer(self, request: "_Request") -> bytes:
+        page = request.refusal or self._page(request.method, request.path, request.headers)
+        return _response(page, with_content=request.method != "HEAD")
+
+    def _page(self, method: str, path: str, headers: Sequence[str]) -> Page:
         if self._is_private and not self._is_asked_for(headers):
             return _plain(421, "Ask for this by localhost, by IP address, or by the host named in metrics=HOST:PORT.")
         if method not in ("GET", "HEAD"):
@@ -179,12 +194,46 @@ class Endpoint:
             return _plain(404, f"There is no such page here. There is: {' '.join(self._pages)}")
         return self._pages[path].page()
 
-    def _is_asked_for(self, headers: list[str]) -> bool:
+    def _is_asked_for(self, headers: Sequence[str]) -> bool:
         """Return False for a foreign name: a web page may have pointed its own name at this machine to read along."""
         fields = (header.partition(":") for header in headers)
         hosts = [value.strip().lower() for name, _, value in fields if name.lower() == "host"]
         name = _without_port(hosts[0]) if len(hosts) == 1 else ""
         return name in self._names or _is_ip(name)
+
+
+class _Request(NamedTuple):
+    method: str = ""
+    path: str = ""
+    headers: Sequence[str] = ()
+    refusal: Page | None = None  # the answer to bytes that are no request
+
+
+class _Queue:
+    """Bounds how many connections are answered at once, and how fast. Owned by the endpoint's thread."""
+
+    def __init__(self, places: int, turn_seconds: float) -> None:
+        self._free = places
+        self._turn_seconds = turn_seconds
+        self._next_turn = 0.0
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold one of the places; raise ConnectionAbortedError if none is free."""
+        if not self._free:
+            raise ConnectionAbortedError("too many connections are being answered")
+        self._free -= 1
+        try:
+            yield
+        finally:
+            self._free += 1
+
+    async def turn(self) -> None:
+        """Space answers out: a flood of requests is slowed down, not paid for."""
+        now = asyncio.get_running_loop().time()
+        wait, self._next_turn = self._next_turn - now, max(self._next_turn, now) + self._turn_seconds
+        if wait > 0:
+            await asyncio.sleep(wait)
 
 
 class _Kept:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from seedrl.monitoring.endpoint import Endpoint
 from seedrl.monitoring.exposition import Exposition
 from seedrl.monitoring.life import Life, Running, Watched
-from seedrl.monitoring.pages import PROBES, learner_pages
+from seedrl.monitoring.pages import learner_pages
 from seedrl.monitoring.plots import draw_curve
 from seedrl.monitoring.recorder import Recorder
 from seedrl.monitoring.reporting import Reporter
@@ -41,7 +41,7 @@ class Monitor:
         exposition = Exposition(watched.serving, watched.learning, reporter.state, refresh=reporter.refresh)
         pages = learner_pages(reporter, exposition, self._recorder.history, life)
         listen = watched.config.metrics
-        self._endpoint = Endpoint(listen, pages, on_error=say, unkept=PROBES) if listen else None
+        self._endpoint = Endpoint(listen, pages, on_error=say) if listen else None
 
     def start(self, listen: str) -> None:
         """Serve the pages from now on; `listen` is where actors find the learner. Raise ConfigError if that fails."""

@@ -13,7 +13,6 @@ from seedrl.monitoring.life import Life
 from seedrl.monitoring.reporting import Reporter
 
 HEALTH, READY = "/healthz", "/readyz"
-PROBES = (HEALTH, READY)  # asked about the present moment, so they are never kept
 
 
 def learner_pages(

@@ -7,7 +7,6 @@ callbacks   calls code of the user's own          run/callbacks.py; only if the 
 main        shows progress, handles signals       here
 """
 
-import contextlib
 import threading
 import time
 from functools import partial
@@ -216,8 +215,7 @@ class LearnerProcess:
         counts = counts or counts_of(self.serving, self.learning)
         summary = summarize(self.config, self.stop, counts, self.clock.seconds, self.monitor.finish())
         if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
-            with contextlib.suppress(OSError):  # a full disk; the closing line says the same
-                self.run_directory.write_summary(summary)
+            self._write_summary(summary)
         self.membership.enter(State.DONE if self.stop.failure is None else State.FAILED, self.stop.reason)
         try:
             self.monitor.close(summary, is_coming_back=isinstance(self.stop.failure, RankLost))
@@ -225,6 +223,12 @@ class LearnerProcess:
             self.display.say(f"learner: its measurements could not be finished ({error!r})")
         self.run_directory.release()
         return summary
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        try:
+            self.run_directory.write_summary(summary)
+        except OSError as error:  # the disk is full, and so is what was reserved of it
+            self.display.say(f"learner: summary.json could not be written ({error}); it is missing or out of date")
 
     def _save_last(self) -> Counts | None:
         """Save after the threads have ended; return what all ranks have counted."""
@@ -235,7 +239,9 @@ class LearnerProcess:
             self.stop.fail(error)
             return None
         if self.saver.failure:
-            self.stop.fail(RunDirectoryError(f"the last checkpoint could not be written ({self.saver.failure})"))
+            saved = f"the newest is {self.saver.newest}" if self.saver.newest else "there is none"
+            words = f"{self.stop.reason}, but the last checkpoint could not be written ({self.saver.failure}); {saved}"
+            self.stop.fail(RunDirectoryError(f"{words}. Make room before resuming the run"))
         return counts
 
     def _join_threads(self) -> None:

@@ -29,6 +29,7 @@ import yaml
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, RunDirectoryError
+from seedrl.run import reserve
 
 # A run may be resumed with other values of all settings except these.
 PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep")
@@ -84,15 +85,30 @@ class RunDirectory:
         except OSError as error:
             self._lock.close()
             raise RunDirectoryError(f"another learner is running in {self.path}; give another run_dir") from error
-        write_atomically(self.path / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+        self._write_settings(yaml.safe_dump(plain(config), sort_keys=False))
         self._count_processes()
+        reserve.refill(self.path)
+
+    def _write_settings(self, text: str) -> None:
+        """Write config.yaml, unless it holds these settings: a run that resumes on a full disk needs no room for it."""
+        path = self.path / "config.yaml"
+        try:
+            if not path.exists() or path.read_text() != text:
+                write_atomically(path, text)
+        except OSError as error:
+            self.release()
+            raise RunDirectoryError(f"{path} cannot be written: {error.strerror}; give another run_dir") from error
 
     def _count_processes(self) -> None:
-        """Number the processes of a run, so that no two of them draw the same, even from the same checkpoint."""
+        """Number the processes of a run, so that no two of them draw the same, even from the same checkpoint.
+
+        If the disk is so full that the number cannot be written, the next process has the number of this one.
+        """
         path = self.path / ".processes"
         with contextlib.suppress(FileNotFoundError, ValueError):
             self.earlier_processes = int(path.read_text())
-        write_atomically(path, f"{self.earlier_processes + 1}\n")
+        with contextlib.suppress(OSError):
+            write_atomically(path, f"{self.earlier_processes + 1}\n")
 
     def release(self) -> None:
         self._lock.close()
@@ -196,7 +212,22 @@ def _restored(default: Any, value: Any) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file with this text. If that fails the file is what it was before."""
+    """Replace a file with this text, on a full disk with the space of the reserve that a run directory has.
+
+    If that fails the file is what it was before.
+    """
+    try:
+        _replace(path, text)
+    except OSError as error:
+        if error.errno not in reserve.FULL or not reserve.release(path.parent):
+            raise
+        try:
+            _replace(path, text)
+        finally:
+            reserve.refill(path.parent)
+
+
+def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}")
     try:
         with temporary.open("w") as file:
@@ -204,7 +235,7 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:  # a full disk
+    except OSError:
         temporary.unlink(missing_ok=True)
         raise
 

@@ -22,6 +22,7 @@ class Lease:
     in_flight: int = 0  # rows that wait for their actions
     memory: OfferedBuffers | None = None  # shared with the actor
     busy_buffers: set[int] = field(default_factory=set)  # of that memory: a request in flight uses them
+    requests: set[int] = field(default_factory=set)  # the ids of those in flight
 
     def admit(self, rows: Rows, buffer: int = 0) -> None:
         """Check the rules that no single message shows: one row in flight per environment, RESET where it belongs."""
@@ -36,6 +37,12 @@ class Lease:
         self.in_flight += len(rows.env_id)
         if self.expects.tobytes().count(IN_FLIGHT) != self.in_flight:
             raise InvalidMessage("env_id: expected each environment once, saw one twice")
+
+    def begin(self, request_id: int) -> None:
+        """Note a request in flight. Raises InvalidMessage if one with the same id is, so that an Act names only one."""
+        if request_id in self.requests:
+            raise InvalidMessage(f"request_id: expected one of no request in flight, saw {request_id} again")
+        self.requests.add(request_id)
 
     def answered(self, rows: Rows, buffer: int = 0) -> None:
         self.busy_buffers.discard(buffer)

@@ -26,6 +26,7 @@ from seedrl.wire import codec
 from seedrl.wire.control import describe_request
 from seedrl.wire.messages import (
     MAX_REDIRECTS,
+    PING_PATIENCE,
     ActorMessage,
     Command,
     Control,
@@ -42,6 +43,7 @@ HELLO_SECONDS = 10.0  # from connecting to the first message
 READY_SECONDS = 120.0  # to build a pool
 SPARE_STREAMS = 64  # streams beyond one per slot, for actors that have not sent Hello
 MOVE_SECONDS = 5.0  # for an actor to end its half of the stream when it is redirected
+CANCEL_SECONDS = 0.1  # from the end of a stream until gRPC cancels its call, if the actor or the connection broke it
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
 
 Message = TypeVar("Message", Hello, Ready)
@@ -94,9 +96,14 @@ class SessionProtocol:
         self._say = say
         self._on_member = on_member
         self._log_refusal = RefusalLog(say)
+        self._bounds = codec.Bounds(config.serving.max_observation, config.serving.max_reward)
         self._streams = 0
         self._goodbye: Control | None = None  # once the learner is about to end
         self.connections: dict[int, Connection] = {}  # by session id
+
+    @property
+    def longest_message(self) -> int:
+        return self._sessions.longest_message
 
     async def serve(self, stream: Stream) -> None:
         """Run one session, from Hello to the end of the stream."""
@@ -120,13 +127,17 @@ class SessionProtocol:
             session, welcome = self._admit(hello, stream.peer())
             counted = self._metrics.sessions_evicted
             await self._session(stream, session, welcome)
-            self._metrics.sessions_left += not session.moved_to
+            if self._goodbye is None and not session.moved_to:
+                await asyncio.sleep(CANCEL_SECONDS)
+            self._count_end(session, "left")
         except asyncio.CancelledError:
-            self._metrics.sessions_left += session is not None and not session.moved_to
+            if session is not None:
+                self._count_end(session, _loss(session))
             raise
         except Refused as error:
             counted[error.reason] += 1
-            self._log_refusal(f"learner: refused {name} ({stream.peer()}): {error}")
+            verb = "ended the session of" if session is not None and session.has_joined else "refused"
+            self._log_refusal(f"learner: {verb} {name} ({stream.peer()}): {error}")
             await stream.abort(error.with_traceback(None))  # its frames would hold the message for a while
         except Exception as error:
             counted["internal"] += 1
@@ -140,6 +151,7 @@ class SessionProtocol:
         by_session: dict[int, list[Answer]] = {}
         for request, action in answers:
             request.session.answered(request.content, request.buffer)
+            request.session.lease.requests.discard(request.request_id)
             by_session.setdefault(request.session.id, []).append((request, action))
         for session_id, own in by_session.items():
             connection = self.connections.get(session_id)
@@ -236,8 +248,6 @@ class SessionProtocol:
             self._end(session)
             if session.has_joined:
                 self._on_member(session, False)
-            if self._goodbye is None and session.has_joined:
-                self._say(f"learner: {session.name} {f'moved to {session.moved_to}' if session.moved_to else 'left'}")
 
     async def _run(self, stream: Stream, session: Session, spec: EnvSpec) -> None:
         """Run a session from Ready to the end of the stream."""
@@ -275,7 +285,8 @@ class SessionProtocol:
 
     def _request(self, step: StepParts, session: Session, spec: EnvSpec) -> Request:
         lease, traffic = session.lease, session.traffic
-        rows = codec.decode_step(step, spec, len(lease.slots), lease.memory)
+        rows = codec.decode_step(step, spec, len(lease.slots), lease.memory, self._bounds)
+        lease.begin(step.request_id)
         session.admit(rows, step.buffer)
         traffic.transport = "memory" if step.buffer else "message"
         self._metrics.received_bytes[traffic.transport] += len(rows.flags) * (spec.row_bytes + OTHER_BYTES)
@@ -315,6 +326,12 @@ class SessionProtocol:
         self._sessions.leave(session)
         dropped = self._batcher.drop(lambda request: request.session is session)
         self._metrics.rows_dropped["session_ended"] += dropped if self._goodbye is None else 0
+
+    def _count_end(self, session: Session, how: str) -> None:
+        """Count and log the end of a session that the actor has chosen, or that its connection has caused."""
+        self._metrics.sessions_left += not session.moved_to
+        if self._goodbye is None and session.has_joined:
+            self._say(f"learner: {session.name} {f'moved to {session.moved_to}' if session.moved_to else how}")
 
     def _evict(self, session: Session, error: Refused) -> None:
         """End a session at once; its stream ends when the event loop gets to it. Must not be called during a batch."""
@@ -363,6 +380,13 @@ async def _receive(stream: Stream, kind: type[Message], seconds: float) -> Messa
     if not isinstance(message, kind):
         raise InvalidMessage(f"message: expected {_word(kind)}, saw {_kind(message)}")
     return message
+
+
+def _loss(session: Session) -> str:
+    """Return how a session was lost. gRPC does not say whether the actor cancelled its call or the connection broke."""
+    silent = time.monotonic() - session.traffic.heard
+    why = f"; an actor has to answer pings within {PING_PATIENCE:g} s" if silent >= PING_PATIENCE else ""
+    return f"left: its call was cancelled or its connection closed {silent:.1f} s after its last message{why}"
 
 
 def _kind(message: ActorMessage) -> str:

@@ -150,7 +150,7 @@ class Server:
         serving = self._config.serving
         server = grpc.aio.server(
             interceptors=[TokenGuard(self._tokens, self._metrics, RefusalLog(self._say))] if self._tokens else [],
-            options=server_options(),
+            options=server_options(self._protocol.longest_message),
             maximum_concurrent_rpcs=serving.max_slots + SPARE_STREAMS + SPARE_RPCS,
         )
         server.add_generic_rpc_handlers((service_handler(self._stream, self._status, self._control),))

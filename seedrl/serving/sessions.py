@@ -17,6 +17,7 @@ from seedrl.serving.seats import NO_ORDER, ON_POLICY, Exploration, Order, Schedu
 from seedrl.sizes import group_size
 from seedrl.specs import EnvSpec
 from seedrl.wire.codec import ENV_ID, FLAGS, REWARD
+from seedrl.wire.framing import MAX_READY_BYTES
 from seedrl.wire.layout import shared_bytes
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
 from seedrl.wire.messages import MAX_MESSAGE_BYTES, Command, ControlRequest, Hello, Report, Welcome
@@ -154,10 +155,15 @@ class Request:
         return len(self.slots)
 
 
+def step_bytes(spec: EnvSpec, rows: int) -> int:
+    """Return the most bytes that a Step with this many rows takes."""
+    return rows * (spec.row_bytes + OTHER_BYTES) + FRAME_BYTES
+
+
 def check_message_size(config: LearnerConfig, spec: EnvSpec) -> None:
     """Raise Mismatch if the rows of a group do not fit a message."""
     rows = group_size(config)
-    largest = rows * (spec.row_bytes + OTHER_BYTES) + FRAME_BYTES
+    largest = step_bytes(spec, rows)
     if largest > MAX_MESSAGE_BYTES:
         raise Mismatch(
             f"spaces: {rows} rows of {spec} take {largest} bytes, and a message may have {MAX_MESSAGE_BYTES}; "
@@ -307,6 +313,13 @@ class SessionTable:
             self.spec.set_result(spec)
         elif self.spec.result() != spec:
             raise Mismatch(f"spaces: this learner trains on {self.spec.result()}; the actor has {spec}")
+
+    @property
+    def longest_message(self) -> int:
+        """Return the most bytes that a message may have: what its rows need if the spaces are known already."""
+        if not self.spec.done():
+            return MAX_MESSAGE_BYTES
+        return min(max(MAX_READY_BYTES, step_bytes(self.spec.result(), self.config.actors.envs)), MAX_MESSAGE_BYTES)
 
     def share(self, session: Session) -> OfferedBuffers | None:
         """Make memory to share with an actor on this machine; None if it cannot be shared, or is not worth it."""

@@ -137,7 +137,7 @@ def _instructions(directory: Path, config: CertsConfig) -> list[str]:
         "On every actor's machine, with client.pem, client.key, ca.pem and token:",
         f"  seedrl actor learner={host}:{PORT} {_settings(directory, 'client')}",
         "",
-        "Whoever has token and client.key can join: copy them over ssh and keep them at mode 0600.",
+        "Any process with token and client.key can join: copy them over ssh and keep them at mode 0600.",
     ]
 
 

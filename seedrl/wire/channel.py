@@ -11,7 +11,7 @@ from seedrl.status import Status
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec, tls
 from seedrl.wire.control import parse_control_response, serialize_control_request
-from seedrl.wire.messages import MAX_MESSAGE_BYTES, ActorMessage, ControlRequest
+from seedrl.wire.messages import MAX_MESSAGE_BYTES, PING_PATIENCE, ActorMessage, ControlRequest
 from seedrl.wire.security import check_client_security, client_exposures, is_socket
 from seedrl.wire.status import parse_status
 from seedrl.wire.tokens import Tokens
@@ -25,32 +25,37 @@ MIB = 1024 * 1024
 AUTHORIZATION, SCHEME = "authorization", "Bearer "  # where a call shows its token
 Metadata = tuple[tuple[str, str], ...]
 
-# A peer that has stopped answering is noticed after at most two of these. gRPC enforces the keepalive timeout
-# only when the ping timeout is set as well.
-KEEPALIVE_MS = 5_000
-
-_KEEPALIVE: list[tuple[str, Any]] = [
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-]
+# Both ends ping every few seconds. A client gives up on a learner that does not answer for as long again. A learner is
+# more patient, as a client in a language with one thread answers nothing while it computes.
+PING_MS = 5_000
+SHORTEST_PING_MS = 1_000  # between the pings of a client; its connection is closed after a few that come sooner
 
 
-def server_options() -> list[tuple[str, Any]]:
+def _keepalive(patience_ms: int) -> list[tuple[str, Any]]:
+    """Return the options. gRPC enforces the keepalive timeout only when the ping timeout is set as well."""
+    return [
+        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_timeout_ms", patience_ms),
+        ("grpc.http2.ping_timeout_ms", patience_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def server_options(longest: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
+    """Return the options of a server that takes messages of up to `longest` bytes."""
     return [
         ("grpc.so_reuseport", 0),  # a second learner on the same port must fail, not share it
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", longest),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message must not become a large one
         ("grpc.max_concurrent_streams", 8),  # of one connection; an actor needs one
         ("grpc.max_metadata_size", 4096),
         ("grpc.absolute_max_metadata_size", 8192),
         ("grpc.server_handshake_timeout_ms", 10_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 2_500),
+        ("grpc.http2.min_ping_interval_without_data_ms", SHORTEST_PING_MS),
         ("grpc.http2.max_ping_strikes", 2),
-        *_KEEPALIVE,
+        *_keepalive(int(1000 * PING_PATIENCE)),
     ]
 
 
@@ -64,7 +69,7 @@ def client_options() -> list[tuple[str, Any]]:
         ("grpc.enable_retries", 0),  # the actor decides what is worth retrying
         ("grpc.enable_http_proxy", 0),  # an http_proxy variable would capture the stream
         ("grpc.use_local_subchannel_pool", 1),  # a new session starts with no back-off of the last one
-        *_KEEPALIVE,
+        *_keepalive(PING_MS),
     ]
 
 

@@ -7,8 +7,9 @@ before it is used, once per message.
 import json
 import math
 import re
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -45,6 +46,10 @@ UNSIGNED = np.dtype("<u4")
 REWARD = np.dtype("<f4")
 FLAGS = np.dtype("u1")
 
+UNBOUNDED_TYPES = "efdilqILQ"  # of leaves whose numbers may be absurd; those of 8 and 16 bits are small anyway
+
+LARGEST = sys.float_info.max
+
 MAX_ADDRESS = 256
 MAX_INSTANCE = 64
 MAX_HOST = 128
@@ -55,6 +60,16 @@ SCHEMES = "dns|ipv4|ipv6|unix|unix-abstract|vsock|xds|google-c2p|google-c2p-expe
 ADDRESS = re.compile(
     rf"(\[[0-9a-fA-F:.]+\]|(?!({SCHEMES}):)[A-Za-z0-9._-]+):[0-9]{{1,5}}|unix:/[^\s?#%]+", re.IGNORECASE
 )
+
+
+class Bounds(NamedTuple):
+    """The largest absolute values that a learner takes, and the settings that say so."""
+
+    observation: float = math.inf  # serving.max_observation
+    reward: float = math.inf  # serving.max_reward
+
+
+UNBOUNDED = Bounds()
 
 
 # Whole messages.
@@ -220,9 +235,7 @@ def decode_report(report: pb.Report) -> Report:
 
 def _expect_version(seen: int, us: str, them: str) -> None:
     if seen != PROTOCOL_VERSION:
-        raise Mismatch(
-            f"protocol_version: {us} speaks {PROTOCOL_VERSION}, {them} {seen}; install the same seedrl on both"
-        )
+        raise Mismatch(f"protocol_version: {us} has {PROTOCOL_VERSION}, {them} {seen}; install the same seedrl on both")
 
 
 # Rows.
@@ -240,7 +253,9 @@ def encode_step(request_id: int, rows: Rows, buffer: int = 0) -> StepParts:
     )
 
 
-def decode_step(step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuffers | None = None) -> Rows:
+def decode_step(
+    step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuffers | None = None, bounds: Bounds = UNBOUNDED
+) -> Rows:
     """Return the rows of a Step, as views of its blobs. Raises InvalidMessage or NotGranted naming what is wrong."""
     _, env_id, observation, reward, flags, buffer = step
     n = len(flags)
@@ -253,7 +268,7 @@ def decode_step(step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuf
             raise InvalidMessage(f"{field}: expected {n * 4} bytes ({n} rows of {dtype.name}), saw {len(blob)}")
     rows = Rows(
         env_id=np.frombuffer(env_id, ENV_ID),
-        observation=_decode_observation(observation, spec, n),
+        observation=_decode_observation(observation, spec, n, bounds.observation),
         reward=np.frombuffer(reward, REWARD),
         flags=np.frombuffer(flags, FLAGS),
     )
@@ -262,11 +277,11 @@ def decode_step(step: StepParts, spec: EnvSpec, num_envs: int, memory: SharedBuf
         raise NotGranted(f"env_id: expected 0 to {num_envs - 1}, saw {wrong}")
     if unknown := bytes(flags).translate(None, delete=KNOWN_FLAGS):
         raise InvalidMessage(f"flags: expected a sum of 1, 2 and 4, saw {max(unknown)}")
-    _expect_finite("reward", rows.reward)
+    _expect_within("reward", rows.reward, bounds.reward)
     return rows
 
 
-def _decode_observation(blobs: Sequence[Any], spec: EnvSpec, n: int) -> Arrays:
+def _decode_observation(blobs: Sequence[Any], spec: EnvSpec, n: int, bound: float) -> Arrays:
     expected = spec.observations
     if len(blobs) != len(expected):
         raise InvalidMessage(f"observation: expected {len(expected)} blobs, one of each leaf, saw {len(blobs)}")
@@ -276,8 +291,8 @@ def _decode_observation(blobs: Sequence[Any], spec: EnvSpec, n: int) -> Arrays:
         if len(blob) != size:
             raise InvalidMessage(f"observation: expected {size} bytes ({n} rows of {leaf}), saw {len(blob)}")
         values = np.frombuffer(blob, leaf.dtype).reshape(n, *leaf.shape)
-        if values.dtype.kind == "f":
-            _expect_finite("observation", values)
+        if not leaf.values and values.dtype.char in UNBOUNDED_TYPES:
+            _expect_within("observation", values, bound)
         if leaf.values and not 0 <= values.min() <= values.max() < leaf.values:
             wrong = values.min() if values.min() < 0 else values.max()
             raise InvalidMessage(f"observation: expected categories 0 to {leaf.values - 1}, saw {wrong}")
@@ -323,8 +338,18 @@ def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | 
     ]
 
 
-def _expect_finite(field: str, values: NDArray[Any]) -> None:
-    # A sum of squares is finite unless a number is not, or it overflows; only then is the slow, exact check needed.
-    if not math.isfinite(np.vdot(values, values)) and not np.isfinite(values).all():
+def _expect_within(field: str, values: NDArray[Any], bound: float) -> None:
+    # A sum of squares that is below the square of the bound proves that every number is; only if it is not, and for
+    # integers, whose squares overflow, is the slow, exact check needed.
+    if values.dtype.kind == "f" and float(np.vdot(values, values)) <= min(bound * bound, LARGEST):
+        return
+    largest = max(abs(values.max().item()), abs(values.min().item()))  # NaN if one is
+    if not math.isfinite(largest):
         row = int(np.argwhere(~np.isfinite(values))[0][0])
         raise InvalidMessage(f"{field}: expected finite numbers, saw NaN or infinity in row {row}")
+    if largest > bound:
+        row = int(np.argwhere(abs(values.astype(np.float64)) > bound)[0][0])
+        raise InvalidMessage(
+            f"{field}: expected numbers between -{bound:g} and {bound:g}, saw one of size {largest:g} in row {row}; "
+            f"serving.max_{field} on the learner is the limit"
+        )

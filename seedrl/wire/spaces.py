@@ -88,6 +88,8 @@ def _decode_action(field: str, action: pb.Action) -> ActionSpec:
     shape = _decode_shape(field, action.shape)
     count = math.prod(shape)
     if action.choices:
+        if action.low or action.high:
+            raise InvalidMessage(f"{field}.choices: expected none beside low and high, saw {len(action.choices)}")
         if len(action.choices) != count or not 2 <= min(action.choices) <= max(action.choices) <= MAX_CHOICES:
             raise InvalidMessage(
                 f"{field}.choices: expected {count} of 2 to {MAX_CHOICES}, saw {list(action.choices[:8])}"

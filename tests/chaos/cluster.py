@@ -211,6 +211,7 @@ def learner_settings(setup: Setup, violations: Path) -> tuple[str, ...]:
         f"serving.max_slots={(setup.actors + setup.spare) * setup.envs}",
         f"checkpoint.seconds={setup.checkpoint_seconds}",
         *("stop.env_steps=1_000_000_000", "threads=1", "display=plain", f"seed={setup.seed}"),
+        "serving.max_observation=inf",  # signatures are any integers
     )
 
 

@@ -1,5 +1,6 @@
 """Fixtures that start learners and actors in threads and end them after each test, whatever happened in it."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,15 @@ def start_actor() -> Iterator[StartActor]:
             return started[-1]
 
         yield start
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of its own, of two megabytes."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", path], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a file system can be mounted by root only; test_checkpoint.py has the same with a limit instead")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)

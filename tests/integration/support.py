@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -259,8 +260,8 @@ def _error_of(wait: Callable[[], None]) -> Exception | None:
 class RawActor:
     """The actor's end of a stream, one message at a time, right or wrong."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, options=client_options())
+    def __init__(self, address: str, channel: grpc.Channel | None = None) -> None:
+        self._channel = channel or grpc.insecure_channel(address, options=client_options())
         self._outgoing: queue.Queue[pb.StreamRequest | None] = queue.Queue()
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._call = stub.Stream(iter(self._outgoing.get, None), timeout=DEADLINE, wait_for_ready=True)
@@ -452,3 +453,10 @@ def expect_refusal(raw: RawActor, code: grpc.StatusCode, words: list[str]) -> No
     seen, details = raw.status()
     assert seen is code
     assert [word for word in words if word not in details] == [], details
+
+
+def fill(path: Path) -> None:
+    """Write a file that takes all the room its disk has."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as ballast:
+        while True:
+            ballast.write(bytes(4096))

@@ -2,11 +2,9 @@
 
 import contextlib
 import itertools
-import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,15 @@ from seedrl.run import checkpoint as files
 from seedrl.run.context import LEARNER, ContextFile, State
 from seedrl.types import ModelInput, ModelOutput
 from tests.integration.conftest import StartActor, StartLearner
-from tests.integration.support import IdleLearnerService, OracleModel, RunningActor, RunningLearner, Wire, tiny_config
+from tests.integration.support import (
+    IdleLearnerService,
+    OracleModel,
+    RunningActor,
+    RunningLearner,
+    Wire,
+    fill,
+    tiny_config,
+)
 from tests.integration.waiting import DEADLINE, at_best, eventually, free_address
 
 
@@ -235,24 +241,6 @@ def test_second_learner_on_a_unix_socket_is_refused_and_the_first_goes_on(
 
 
 # A full disk.
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of two megabytes."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", path], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("a file system can be mounted by root only; test_checkpoint.py has the same with a limit instead")
-    yield path
-    subprocess.run(["umount", "--lazy", path], check=True)
-
-
-def fill(path: Path) -> None:
-    with contextlib.suppress(OSError), path.open("wb", buffering=0) as ballast:
-        while True:
-            ballast.write(bytes(4096))
 
 
 def test_learner_on_a_full_disk_trains_on_with_its_old_checkpoint_and_saves_again_when_there_is_room(

@@ -59,7 +59,7 @@ def hello(version: int) -> pb.StreamRequest:
 @pytest.mark.parametrize(
     ("message", "code", "words"),
     [
-        (hello(2), Code.FAILED_PRECONDITION, ["protocol_version", "speaks 3", "the actor 2"]),
+        (hello(2), Code.FAILED_PRECONDITION, ["protocol_version", "has 3", "the actor 2"]),
         (step_message(), Code.INVALID_ARGUMENT, ["expected hello", "saw step"]),
         (pb.StreamRequest(), Code.INVALID_ARGUMENT, ["expected hello", "saw none"]),
     ],
