@@ -1,6 +1,7 @@
 """The actor: steps environments, streams observations, holds no model. Never imports torch.
 
 With your own environments: from envs_server import Actor; Actor("host:port", make_env).run()
+To examine them before: from envs_server import check_env; check_env(make_env)
 """
 
 import os
@@ -10,5 +11,6 @@ import os
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from envs_server.actor import Actor
+from envs_server.examination import check_env
 
-__all__ = ["Actor"]
+__all__ = ["Actor", "check_env"]

@@ -20,7 +20,7 @@ from envs_server.session import ActorSession, Ending, MakePool
 from envs_server.shares import expect_first_process
 from envs_server.stepping import MakeEnv
 from seedrl.config import ActorConfig
-from seedrl.errors import EnvFailed, LearnerLost, Refused
+from seedrl.errors import EnvBroken, EnvFailed, LearnerLost, Refused
 from seedrl.metrics import ActorMetrics
 from seedrl.validation import check_actor
 from seedrl.wire.memory import this_host
@@ -61,6 +61,7 @@ class Actor:
         self._epoch = 0
         self._env_failures: deque[float] = deque()  # the times of recent ones
         self._untold_failure = ""  # of the environments; the next Hello reports it
+        self._have_stepped = False  # the environments have had their first steps
 
     def run(self) -> None:
         """Run until training is over or `stop` is called; raise what another attempt cannot mend."""
@@ -86,9 +87,7 @@ class Actor:
                 raise LearnerLost(f"no learner at {self._config.learner} for {absent:.0f} s; last: {why}")
             ending, why = self._turn(session, ending, why)
             if ending not in AT_ONCE and not self._stopping.is_set():
-                if ending is Ending.env_failed:
-                    self._say(f"actor {self._name}: {why}; making new environments")
-                elif failures == 0:
+                if ending is not Ending.env_failed and failures == 0:
                     self._say(f"actor {self._name}: {why}; trying again for {self._config.patience - absent:.0f} s")
                 failures += 1
                 self.metrics.actor_failures += 1
@@ -131,13 +130,19 @@ class Actor:
         try:
             ending, why = session.run(self._stopping)
         except EnvFailed as error:
+            self._have_stepped = self._have_stepped or session.has_stepped
+            if not (self._have_stepped or session.is_overdue):
+                words = f"{error}; the environments failed in their first steps: `seedrl check` examines them"
+                raise _again(EnvBroken, words, error) from error
             self._count_failure(error)
             self._untold_failure = str(error)
+            self._say(f"actor {self._name}: {error}; making new environments\n{error.traceback}".rstrip())
             return Ending.env_failed, str(error)
         except Refused as error:
             if self._route.is_home or session.answered:
                 raise
             return Ending.lost, str(error)  # home may be better
+        self._have_stepped = self._have_stepped or session.has_stepped
         if session.welcomed:
             self._untold_failure = ""
         if ending is Ending.superseded:
@@ -154,7 +159,12 @@ class Actor:
         while recent[0] < now - FAILURE_SECONDS:
             recent.popleft()
         if len(recent) > self._config.max_env_failures:
-            raise EnvFailed(
-                f"environments failed {len(recent)} times within {FAILURE_SECONDS / 60:.0f} minutes, "
-                f"max_env_failures allows no more; last: {error}"
-            ) from error
+            often = f"environments failed {len(recent)} times within {FAILURE_SECONDS / 60:.0f} minutes"
+            raise _again(EnvFailed, f"{often}, max_env_failures allows no more; last: {error}", error)
+
+
+def _again(kind: type[EnvFailed], words: str, error: EnvFailed) -> EnvFailed:
+    """Return an error in other words, with the same traceback."""
+    failure = kind(words)
+    failure.traceback, failure.__cause__ = error.traceback, error
+    return failure

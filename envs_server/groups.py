@@ -13,6 +13,7 @@ from envs_server.pool import Pool, abandon
 from seedrl.errors import EnvFailed
 from seedrl.rows import Rows
 from seedrl.specs import Arrays
+from seedrl.tracebacks import failed
 
 PAUSE_SECONDS = 0.1  # between looks whether a pause is over
 RETURN_SECONDS = 1.0  # for the environments to give back the thread that waits for them
@@ -41,7 +42,7 @@ class SteppingGroups:
         try:
             self.pool.send(action, env_id)
         except Exception as error:
-            raise EnvFailed(f"the environment raised: {error!r}") from error
+            raise failed(EnvFailed, "the environment raised", error) from error
         self._stepping.release()
 
     def pause(self, is_paused: bool) -> None:

@@ -6,7 +6,6 @@ A pool may have `abandon()` as well: called while a thread hangs in `recv`, it b
 """
 
 import difflib
-import importlib
 import warnings
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ from envs_server.mock import MOCK, MockPool
 from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
 from envs_server.stepping import MakeEnv
 from seedrl.errors import ConfigError
-from seedrl.plugins import OWN, is_own
+from seedrl.plugins import OWN, build, is_import_path, is_own
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, EnvSpec
 from seedrl.wire.messages import Welcome
@@ -69,13 +68,11 @@ def _bare_pool(job: Welcome, threads: int, make_env: MakeEnv | None) -> Pool:
 
 
 def _wrapped(pool: Pool, path: str) -> Pool:
-    module, colon, name = path.partition(":")
-    if not colon:
+    if not is_import_path(path):
         raise ConfigError(f"env.wrappers: expected your.module:Wrapper, saw {path}")
-    try:
-        wrapped: Pool = getattr(importlib.import_module(module), name)(pool)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"env.wrappers: {path} could not be put around {pool.spec}: {error}") from error
+    wrapped: Pool = build("env.wrappers", path, pool)
+    if not isinstance(getattr(wrapped, "spec", None), EnvSpec):
+        raise ConfigError(f"env.wrappers={path} must have a `spec`, which envs_server.pool.Wrapper sets")
     return wrapped
 
 

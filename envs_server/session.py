@@ -16,15 +16,17 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from envs_server.first_rows import FirstRows
 from envs_server.groups import SteppingGroups
 from envs_server.measurements import Measurements
 from envs_server.pool import Pool
 from envs_server.sharing import MemoryWriter
 from envs_server.watchdog import Watchdog
 from seedrl.config import ActorConfig
-from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, Refused, SeedrlError
+from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, Refused
 from seedrl.metrics import ActorMetrics
 from seedrl.specs import rows_of
+from seedrl.tracebacks import failed
 from seedrl.wire import codec
 from seedrl.wire.channel import Link, open_stream
 from seedrl.wire.codes import is_worth_retrying
@@ -78,6 +80,7 @@ class ActorSession:
         self._leaving = threading.Event()
         self._pending: dict[int, InFlight] = {}  # by request id
         self._failure: Exception | None = None  # of the outgoing thread
+        self._first: FirstRows | None = None  # once there is a pool
         self._groups = SteppingGroups(self._leaving)
         self._memory = MemoryWriter()
         self._measurements = Measurements(metrics)
@@ -91,6 +94,16 @@ class ActorSession:
         self.redirected_to = ""  # the address, if that is how it ended
         self.welcomed = False
         self.answered = False  # at least one Step
+
+    @property
+    def has_stepped(self) -> bool:
+        """Return whether the environments have had their first steps."""
+        return self._first is not None and self._first.are_over
+
+    @property
+    def is_overdue(self) -> bool:
+        """Return whether the environments did not answer in time, as may happen on a busy machine."""
+        return self._watchdog.failure is not None
 
     def cancel(self) -> None:
         """End the session. Any thread may call it."""
@@ -163,10 +176,9 @@ class ActorSession:
         self._watchdog.welcomed(welcome.num_envs)
         try:
             pool = self._make_pool(welcome, self._config.threads)
-        except SeedrlError:
-            raise
         except Exception as error:
-            raise EnvFailed(f"the environments could not be made: {error!r}") from error
+            raise failed(EnvFailed, "the environments could not be made", error) from error
+        self._first = FirstRows(pool.spec, welcome.num_envs)
         self._watchdog.built()
         self._groups.built(pool, welcome.num_envs // welcome.group_size)
 
@@ -221,13 +233,13 @@ class ActorSession:
         try:
             yield from self._steps(pool)
         except Exception as error:
-            failure = error if isinstance(error, SeedrlError) else EnvFailed(f"the environment raised: {error!r}")
-            self._failure = self._failure or failure
+            self._failure = self._failure or failed(EnvFailed, "the environment raised", error)
             self.cancel()
         finally:
             pool.close()
 
     def _steps(self, pool: Pool) -> Iterator[ActorMessage]:
+        assert self._first is not None
         request_id, metrics = 0, self._measurements.metrics
         now = reported = time.monotonic()
         while self._groups.wait_for_group():
@@ -238,6 +250,7 @@ class ActorSession:
                 break
             now = time.monotonic()
             metrics.actor_env_seconds += now - began
+            self._first.check(rows)
             self._watchdog.received(rows.env_id)
             request_id += 1
             buffer = self._memory.put(rows, pool.spec)

@@ -6,7 +6,6 @@ import multiprocessing.connection
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from envs_server.stepping import Envs, MakeEnv, Stepped
 from seedrl.errors import ConfigError, EnvFailed, SeedrlError
 from seedrl.specs import Arrays, EnvSpec
+from seedrl.tracebacks import failed
 
 PREFIX = "environments "  # of names of processes and threads
 START_SECONDS = 60.0  # for a process to make its environments
@@ -45,9 +45,7 @@ class Share:
             while (question := self._questions.get()) is not None:
                 self._answers.put((self, question(self._envs)))
         except Exception as error:
-            if not isinstance(error, SeedrlError):
-                traceback.print_exception(error)
-            self._answers.put((self, error))
+            self._answers.put((self, failed(EnvFailed, "the environment raised", error)))
         finally:
             if self._envs is not None:
                 self._envs.close()
@@ -72,6 +70,14 @@ class Failed(NamedTuple):
 
     is_setting: bool  # a setting is wrong; otherwise the environment failed
     words: str
+    traceback: str
+
+    def error(self) -> SeedrlError:
+        """Return the error that the process has met."""
+        error = (ConfigError if self.is_setting else EnvFailed)(self.words)
+        error.traceback = self.traceback
+        error.add_note(self.traceback)  # for programs that end with it: Python shows no traceback of another process
+        return error
 
 
 class RemoteEnvs:
@@ -111,7 +117,7 @@ class RemoteEnvs:
             self._process.join(END_SECONDS)
             raise EnvFailed(f"the process of {self._process.name} ended with code {self._process.exitcode}") from None
         if isinstance(answer, Failed):
-            raise ConfigError(answer.words) if answer.is_setting else EnvFailed(answer.words)
+            raise answer.error()
         return answer
 
     def kill(self) -> None:
@@ -157,11 +163,9 @@ def serve(pipe: Connection, make_env: MakeEnv | str, options: dict[str, Any], se
             _serve(pipe, Envs(make_env, options, seeds))
         except (EOFError, ConnectionError):
             raise
-        except ConfigError as error:
-            pipe.send(Failed(True, str(error)))
         except Exception as error:
-            traceback.print_exception(error)
-            pipe.send(Failed(False, f"the environment raised: {error!r}"))
+            failure = failed(EnvFailed, "the environment raised", error)
+            pipe.send(Failed(isinstance(failure, ConfigError), str(failure), failure.traceback))
 
 
 def _serve(pipe: Connection, envs: Envs) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.errors import ConfigError
+from seedrl.errors import ConfigError, EnvFailed
 from seedrl.specs import DTYPES, ActionSpec, Arrays, ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec
 
 OWN = (ArraySpec, CategoricalSpec, ContinuousSpec)
@@ -57,6 +57,27 @@ class ObservationSpace:
     def stacked(self, values: Sequence[Any]) -> Arrays:
         """Return the leaves of several observations, stacked."""
         return self._each(lambda place: [np.asarray(place.of(value)) for value in values], len(values))
+
+    def faults(self, value: Any) -> Iterator[str]:
+        """Yield in words how one observation differs from the space, leaf by leaf."""
+        for name, place in self._places.items():
+            try:
+                leaf = np.asarray(place.of(value))
+            except (KeyError, IndexError, TypeError, AttributeError):
+                yield f"{_label(name)}: expected {self._specs[name]}, as observation_space has it, saw none"
+            except ValueError:  # lists of different lengths
+                yield f"{_label(name)}: expected {self._specs[name]}, as observation_space has it, saw no array"
+            else:
+                yield from _faults(_label(name), leaf, place.start, self._specs[name])
+
+    def excesses(self, value: Any) -> Iterator[str]:
+        """Yield in words which leaves of an observation are outside the bounds of their Box; such are taken anyway."""
+        for name, place in self._places.items():
+            if _kind(place.space) == "Box":
+                leaf = np.asarray(place.of(value)).reshape(place.space.shape)
+                outside = (leaf < place.space.low) | (leaf > place.space.high)
+                if outside.any():
+                    yield f"{_label(name)}: it leaves the bounds of observation_space, {place.space}"
 
     def _each(self, found: Callable[[LeafPath], Any], count: int) -> Arrays:
         arrays: Arrays = _tree(
@@ -131,8 +152,37 @@ def _tree(found: dict[str, Any]) -> Any:
 
 
 def _rows(values: Any, start: NDArray[np.int64] | None, spec: ArraySpec, count: int) -> NDArray[Any]:
-    array: NDArray[Any] = np.ascontiguousarray(values, spec.dtype).reshape(count, *spec.shape)
+    try:
+        array: NDArray[Any] = np.ascontiguousarray(values, spec.dtype).reshape(count, *spec.shape)
+    except (TypeError, ValueError) as error:
+        raise EnvFailed(f"observation: expected {spec}, as observation_space has it: {error}") from error
     return array if start is None else array - start.astype(spec.dtype)
+
+
+def _label(name: str) -> str:
+    return f"observation {name}" if name else "observation"
+
+
+def _faults(label: str, leaf: NDArray[Any], start: NDArray[np.int64] | None, spec: ArraySpec) -> Iterator[str]:
+    """Yield how a leaf differs from its spec. An array of the same size in another shape is the same leaf."""
+    seen = f"{leaf.dtype}{list(leaf.shape)}"
+    if leaf.dtype.kind not in "biuf" or leaf.size != math.prod(spec.shape):
+        yield f"{label}: expected {spec}, as observation_space has it, saw {seen}"
+        return
+    if not np.isfinite(leaf).all():
+        yield f"{label}: expected finite numbers, saw {leaf[~np.isfinite(leaf)][0]}"
+        return
+    if np.dtype(spec.dtype).kind != "f":
+        with np.errstate(invalid="ignore"):
+            lost = leaf != leaf.astype(spec.dtype)
+        if lost.any():
+            yield f"{label}: expected {spec}, as observation_space has it, saw {leaf[lost][0]}, which that cannot hold"
+            return
+    counted = leaf if start is None else leaf - start.astype(leaf.dtype)
+    outside = (counted < 0) | (counted >= spec.values)
+    if spec.values and outside.any():
+        lowest = 0 if start is None else int(np.min(start))
+        yield f"{label}: expected categories from {lowest} to {lowest + spec.values - 1}, saw {leaf[outside][0]}"
 
 
 def _taken(action: Any, place: LeafPath) -> Any:

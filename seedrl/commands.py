@@ -25,6 +25,7 @@ from seedrl.config import (
     BenchConfig,
     CardConfig,
     CertsConfig,
+    CheckConfig,
     ControlConfig,
     DoctorConfig,
     EvalConfig,
@@ -41,6 +42,7 @@ from seedrl.config import (
 )
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.run.identity import identity
+from seedrl.tracebacks import failed, report
 
 
 def _run(config: RunConfig, overrides: Sequence[str]) -> None:
@@ -146,6 +148,12 @@ def _status(config: StatusConfig) -> None:
     from seedrl.monitoring.overview import run_status
 
     run_status(config)
+
+
+def _check(config: CheckConfig) -> None:
+    from seedrl.roles.check import run_check
+
+    run_check(config)
 
 
 def _doctor(config: DoctorConfig) -> None:
@@ -295,6 +303,13 @@ COMMANDS = {
         _doctor,
         examples=("doctor env=pong listen=127.0.0.1:50051", "doctor run=runs/Pong-v5/20260101-120000"),
         often=("run", "learner", "env.id", "listen", "actors.count", "actors.envs", "launch.engine", "device"),
+    ),
+    "check": Command(
+        "examine an environment, or a model of your own: seedrl check env.id=X",
+        CheckConfig,
+        _check,
+        examples=("check env.id=my_module:make", "check env=pong", "check env=cartpole model.name=my_models:Linear"),
+        often=("env.id", "env.options", "env.wrappers", "model.name", "algorithm.name", "steps", "json"),
     ),
     "export": Command("export a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export),
     "record": Command("record a trained policy as mp4, GIF and a picture of its frames", RecordConfig, _record),
@@ -449,20 +464,22 @@ def _leave_to_hydra(name: str, line: Line) -> None:
 
 @contextmanager
 def _errors_as_exit_codes(name: str) -> Iterator[None]:
-    """End the process with one line and an exit code of its own for each of our errors."""
+    """End the process with one line, the traceback of foreign code if there is one, and an exit code."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if (missing := explained(name, error)) is None:
-            raise
-        _exit_with(name, missing)
+        _exit_with(name, explained(name, error) or failed(SeedrlError, "it failed", error))
     except SeedrlError as error:
         _exit_with(name, error)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        _exit_with(name, failed(SeedrlError, "it failed", error))
 
 
 def _exit_with(name: str, error: SeedrlError) -> NoReturn:
     from seedrl.launching.torchrun import write_error_file
 
-    print(f"seedrl {identity(name)}: {error}", file=sys.stderr)
+    print(f"seedrl {identity(name)}: {report(error)}", file=sys.stderr)
     write_error_file(str(error), error.exit_code)
     raise SystemExit(error.exit_code) from error

@@ -390,6 +390,14 @@ class DoctorConfig(RunConfig):
 
 
 @dataclass
+class CheckConfig(RunConfig):
+    """Settings of `seedrl check`: those of the run whose environment, and code of one's own, is examined."""
+
+    steps: int = key(1000, "steps of one environment to take")
+    json: bool = key(False, "print the findings as JSON")
+
+
+@dataclass
 class BenchConfig:
     """Settings of `seedrl bench`."""
 

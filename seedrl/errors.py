@@ -5,6 +5,7 @@
     ├── RunDirectoryError      the run directory does not fit or is damaged     exit 3
     ├── LearnerLost            the actor gave up on reaching a learner          exit 4
     ├── EnvFailed              the environment raised or stopped answering      exit 5
+    │   └── EnvBroken          it did so in its first steps; no retry helps     exit 10
     ├── Refused                a peer's message was refused; ends its session   exit 6
     │   ├── Unauthenticated    the token or certificate is missing or not accepted
     │   ├── InvalidMessage     the message is malformed
@@ -23,6 +24,7 @@ A message says what happened, what was seen, and what to change.
 
 class SeedrlError(Exception):
     exit_code = 1
+    traceback = ""  # of the user's own code, if that has failed; people see it below the message
 
 
 class ConfigError(SeedrlError):
@@ -39,6 +41,10 @@ class LearnerLost(SeedrlError):
 
 class EnvFailed(SeedrlError):
     exit_code = 5
+
+
+class EnvBroken(EnvFailed):
+    exit_code = 10
 
 
 class Refused(SeedrlError):

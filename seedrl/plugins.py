@@ -1,13 +1,18 @@
 """The user's own code, named in a setting: classes by import path (`model.name=my_models:Linear`), environments by id.
 
-Knows no model, algorithm or environment.
+The one place that imports it. Knows no model, algorithm or environment.
 """
 
+import difflib
 import importlib
+import os
+import sys
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 from seedrl.errors import ConfigError
+from seedrl.tracebacks import failed
 
 OWN = "own"  # env.id of environments that actors bring; own/NAME gives them a name
 
@@ -30,8 +35,42 @@ def modules_of(env_id: str, wrappers: Iterable[str]) -> list[str]:
 
 def build(setting: str, path: str, *arguments: Any, **options: Any) -> Any:
     """Import `module:Class` and call it. Raises ConfigError naming the setting if that fails."""
-    module_name, _, class_name = path.partition(":")
+    found = load(setting, path)
     try:
-        return getattr(importlib.import_module(module_name), class_name)(*arguments, **options)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{setting}={path} could not be built: {error}") from error
+        return found(*arguments, **options)
+    except Exception as error:
+        raise failed(ConfigError, f"{setting}={path} could not be built", error) from error
+
+
+def load(setting: str, path: str) -> Any:
+    """Import `module:name` and return what has that name. Raises ConfigError naming the setting if there is none."""
+    module_name, _, name = path.partition(":")
+    module = import_module(setting, path)
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, vars(module), n=1)
+        hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
+        raise ConfigError(f"{setting}={path}: {module_name} has no {name or 'such name'}{hint}")
+    return getattr(module, name)
+
+
+def import_module(setting: str, path: str) -> ModuleType:
+    """Import the module of `module:name`, also from the working directory. Raises ConfigError naming the setting."""
+    name = path.partition(":")[0]
+    _search_the_working_directory()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):  # itself, and not what it imports
+            raise ConfigError(
+                f"{setting}={path}: there is no module {error.name}, neither installed nor in {os.getcwd()}"
+            ) from error
+        raise failed(ConfigError, f"{setting}={path} could not be imported", error) from error
+    except (Exception, SystemExit) as error:
+        raise failed(ConfigError, f"{setting}={path} could not be imported", error) from error
+
+
+def _search_the_working_directory() -> None:
+    """Find modules in the working directory: `python -m seedrl` does so, and the script `seedrl` would not."""
+    here = os.getcwd()
+    if not {"", here} & set(sys.path):
+        sys.path.insert(0, here)

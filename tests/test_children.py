@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from seedrl.config import ActorsConfig, RunConfig
+from seedrl.errors import EnvBroken
 from seedrl.launching import actors
 from seedrl.launching.actors import ActorFleet
 from seedrl.launching.children import CRASH_SECONDS, Child, Crashes, signal_of
@@ -219,6 +220,48 @@ def test_supervisor_of_a_crashed_actor_says_that_it_concerns_only_its_slots(
     assert capsys.readouterr().err == (
         "actor 0 ended with code 5 (EnvFailed); this affects actor-0 (16 slots); restarting it\n"
     )
+
+
+OUTPUT = """actor-0: joined
+seedrl actor: my_env.py:3 in step: the environment raised: KeyError('a')
+Traceback (most recent call last):
+  File "my_env.py", line 3, in step
+KeyError: 'a'
+"""
+
+
+def test_supervisor_of_environments_that_never_worked_ends_the_run_with_their_traceback(
+    fleet: ActorFleet, notes: ProcessNotes
+) -> None:
+    tell(notes, updates=5)
+    fleet._log(0).write_text(OUTPUT)
+    with pytest.raises(EnvBroken) as raised:
+        fleet._consider_restart(0, Child("actor-0", lambda: ending_with(0)), EnvBroken.exit_code)
+    log = fleet._log(0)
+    assert str(raised.value) == f"my_env.py:3 in step: the environment raised: KeyError('a') (actor 0, {log})"
+    assert raised.value.traceback.startswith("Traceback")
+    assert raised.value.traceback.endswith("KeyError: 'a'")
+    assert raised.value.exit_code == 10
+
+
+def test_supervisor_restarts_an_actor_whose_environments_fail_at_first_in_a_run_that_has_trained(
+    fleet: ActorFleet, notes: ProcessNotes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(notes)
+    fleet._log(0).write_text(OUTPUT)
+    actor = Child("actor-0", lambda: ending_with(0))
+    fleet._consider_restart(0, actor, EnvBroken.exit_code)
+    assert actor.is_due
+    shown = capsys.readouterr().err
+    assert shown.startswith("actor 0 ended with code 10 (seedrl actor: my_env.py:3 in step: ")
+    assert shown.endswith("restarting it\n" + OUTPUT.partition("('a')\n")[2])
+
+
+def test_last_words_of_an_actor_are_those_of_its_newest_process(fleet: ActorFleet) -> None:
+    fleet._log(0).write_text(OUTPUT)
+    fleet._logged[0] = len(OUTPUT)
+    assert fleet._last_words(0).words == "it printed nothing"
+    assert fleet._last_words(0).traceback == ""
 
 
 # More actors, or fewer.

@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
         *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.run.identity", "seedrl.run.stopping"),
-        *("seedrl.schema", "seedrl.plugins", "seedrl.sizes", "seedrl.algorithms.settings"),
+        *("seedrl.schema", "seedrl.plugins", "seedrl.tracebacks", "seedrl.sizes", "seedrl.algorithms.settings"),
     ),
     (
         *("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.validation"),
@@ -112,6 +112,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "onnxscript": {"seedrl.trained.export"},
     "imageio": {"seedrl.trained.record"},
     "imageio_ffmpeg": {"seedrl.trained.record"},
+    "PIL": {"seedrl.trained.record"},
     "huggingface_hub": {"seedrl.trained.hub"},
     "ray": {f"seedrl.launching.ray_{name}" for name in ("autoscaler", "cluster", "driver", "host", "host_handle")},
 }
@@ -123,6 +124,7 @@ IMPORT_NAMES = {
     "huggingface-hub": "huggingface_hub",
     "hydra-core": "hydra",
     "imageio-ffmpeg": "imageio_ffmpeg",
+    "pillow": "PIL",
     "prometheus-client": "prometheus_client",
     "protobuf": "google",
     "pyyaml": "yaml",

@@ -32,6 +32,14 @@ def test_other_process_is_heard_by_its_last_words(program: Path) -> None:
     assert list(RayHost("actor-1").run("job", [], {}, str(program), False)) == [str(program), 5]
 
 
+def test_process_that_says_why_it_ends_is_heard_by_that_line_and_not_by_the_traceback(program: Path) -> None:
+    (program / "job.py").write_text("print('up'); print('seedrl actor: my_env.py:3 in step: no'); print('Traceback')")
+    assert list(RayHost("actor-1").run("job", [], {}, str(program), False)) == [
+        "seedrl actor: my_env.py:3 in step: no",
+        0,
+    ]
+
+
 def test_process_runs_elsewhere_if_the_directory_is_of_another_machine(program: Path) -> None:
     said = list(RayHost("actor-1").run("platform", [], {}, str(program / "absent"), True))
     assert said[-1] == 0

@@ -7,6 +7,7 @@ from torch import nn
 from seedrl import plugins
 from seedrl.actions import Actions
 from seedrl.algorithms.base import Algorithm
+from seedrl.algorithms.check import check_members
 from seedrl.algorithms.ppo import PPO
 from seedrl.algorithms.pqn import PQN
 from seedrl.algorithms.settings import AlgorithmConfig
@@ -24,6 +25,7 @@ def build_algorithm(config: AlgorithmConfig, actions: Actions, model: nn.Module)
     """Return the algorithm that the settings name, for this model; nothing in them is open any more."""
     if plugins.is_import_path(config.name):
         algorithm: Algorithm = plugins.build("algorithm.name", config.name, config, actions, model, **config.options)
+        check_members(algorithm, f"algorithm.name={config.name}")
         return algorithm
     if config.name not in BUILT_IN:
         raise ConfigError(f"algorithm.name={config.name!r} is not one of {', '.join(BUILT_IN)} or your.module:Class")

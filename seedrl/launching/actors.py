@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from seedrl.config import LearnerConfig, RunConfig
-from seedrl.errors import SeedrlError
+from seedrl.errors import EnvBroken, SeedrlError
 from seedrl.launching.children import (
     FATAL_CODES,
     GOODBYE_SECONDS,
     RETURN_SECONDS,
     Child,
     Crashes,
+    LastWords,
     Process,
     start_module,
 )
@@ -48,6 +49,7 @@ class ActorFleet:
         self._notes = notes
         self._crashes = Crashes(config.actors.max_restarts, SLOWEST_RESTART)
         self._actors: dict[int, Child] = {}
+        self._logged: dict[int, int] = {}  # the size of each log when its newest process was started
         self._released: dict[int, float] = {}  # actors that are not needed any more, and when they must have ended
         self._followed = 0.0  # when the learner's demand for actors was last read
 
@@ -70,6 +72,7 @@ class ActorFleet:
         """Start an actor; ranks get actors in turns."""
         address = address_of_rank(self._address, number % serving_ranks(self._config))
         environment = variables(self._config.launch, self._config.launch.actor)
+        self._logged[number] = self._log(number).stat().st_size if self._log(number).exists() else 0
         return start_actor(self._config, address, f"actor-{number}", self._log(number), environment)
 
     def _log(self, number: int) -> Path:
@@ -85,7 +88,8 @@ class ActorFleet:
 
     def _consider_restart(self, number: int, actor: Child, code: int) -> None:
         """Restart a crashed actor after a while; raise if it cannot work."""
-        words = self._last_words(number)
+        last = self._last_words(number)
+        words = last.words
         self._notes.note_end(actor, code, words)
         if number in self._released:
             actor.start_in(math.inf)
@@ -94,22 +98,29 @@ class ActorFleet:
             actor.start_in(math.inf if words.endswith(DRAINED) else RETURN_SECONDS)
             return
         if code in FATAL_CODES:
-            raise FATAL_CODES[code](f"actor {number} cannot run: {words}")
+            raise last.failure(FATAL_CODES[code], f"actor {number} cannot run: {words}")
+        context = self._notes.read()
+        has_worked = self._notes.is_ours(context) and context.has_progressed
+        if code == EnvBroken.exit_code and not has_worked:
+            raise last.failure(EnvBroken, f"{last.reason} (actor {number}, {self._log(number)})")
         self._crashes.add()
         if self._crashes.are_too_many:
-            raise SeedrlError(
-                f"actors {self._crashes.summary}, more often than actors.max_restarts allows; last: {words}"
-            )
-        affected = ", ".join(map(str, self._notes.read().affected(actor.name))) or actor.name
+            often = f"actors {self._crashes.summary}, more often than actors.max_restarts allows"
+            raise last.failure(SeedrlError, f"{often}; last: {words}")
+        affected = ", ".join(map(str, context.affected(actor.name))) or actor.name
         print(
             f"actor {number} ended with code {code} ({words}); this affects {affected}; restarting it",
+            *filter(None, [last.traceback]),
+            sep="\n",
             file=sys.stderr,
         )
         actor.start_in(self._crashes.back_off)
 
-    def _last_words(self, number: int) -> str:
-        lines = self._log(number).read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
+    def _last_words(self, number: int) -> LastWords:
+        """Return the last words of an actor's newest process."""
+        with self._log(number).open(errors="replace") as log:
+            log.seek(self._logged.get(number, 0))
+            return LastWords.of(log.read())
 
     # More actors, or fewer.
 

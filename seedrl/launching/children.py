@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from seedrl.errors import ConfigError, Refused, RunDirectoryError, SeedrlError
 
@@ -21,12 +21,42 @@ RETURN_SECONDS = 5.0  # until an actor that ended cleanly is started again, if t
 FATAL_CODES: dict[int, type[SeedrlError]] = {
     error.exit_code: error for error in (ConfigError, RunDirectoryError, Refused)
 }
+LAST_WORDS = "seedrl "  # begins the line in which a process says why it ends; the traceback may follow it
 # Exit codes of a process that was asked to end by a signal.
 REQUESTED = {sign for number in (signal.SIGINT, signal.SIGTERM) for sign in (-number, 128 + number)}
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)  # before any fork: a child of a process with threads must not load anything
 
 Process = subprocess.Popen[bytes]
+
+
+class LastWords(NamedTuple):
+    """The end of what a process has printed."""
+
+    words: str  # one line
+    traceback: str = ""  # of the user's own code, if that has failed
+
+    @classmethod
+    def of(cls, output: str) -> "LastWords":
+        """Return the line in which the process says why it ends, or else its last line."""
+        lines = output.strip().splitlines()
+        if not lines:
+            return cls("it printed nothing")
+        ours = [number for number, line in enumerate(lines) if line.startswith(LAST_WORDS)]
+        if not ours:
+            return cls(lines[-1])
+        return cls(lines[ours[-1]], "\n".join(lines[ours[-1] + 1 :]))
+
+    @property
+    def reason(self) -> str:
+        """Return the words without the name of the process."""
+        return self.words.partition(": ")[2] if self.words.startswith(LAST_WORDS) else self.words
+
+    def failure(self, kind: type[SeedrlError], message: str) -> SeedrlError:
+        """Return the error to raise because of this end; people see the traceback below its message."""
+        failure = kind(message)
+        failure.traceback = self.traceback
+        return failure
 
 
 class Crashes:

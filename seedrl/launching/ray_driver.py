@@ -12,13 +12,14 @@ import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import ray
 from ray.exceptions import ActorDiedError, RayActorError
 from ray.util.placement_group import PlacementGroup
 
 from seedrl.config import RunConfig
-from seedrl.errors import SeedrlError
+from seedrl.errors import EnvBroken, RunDirectoryError, SeedrlError
 from seedrl.launching.assignment import assign_ranks
 from seedrl.launching.children import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS
 from seedrl.launching.overrides import override
@@ -36,6 +37,7 @@ from seedrl.launching.ray_host import HostReady
 from seedrl.launching.ray_host_handle import HostHandle, News
 from seedrl.launching.ray_process import RayProcess
 from seedrl.launching.ray_reservation import Reservation, plan_reservation
+from seedrl.run.context import ContextFile
 from seedrl.run.directory import RunDirectory
 from seedrl.status import DRAINED
 from seedrl.validation import check_job
@@ -131,7 +133,7 @@ class RayDriver:
             process = waiting[pending]
             for news in process.host.news(pending):
                 if isinstance(news, str):
-                    process.last_words = news
+                    process.note_line(news)
                     if process.is_learner:
                         print(news, flush=True)
                 yield process, news
@@ -192,11 +194,20 @@ class RayDriver:
             actor.is_moving = False
         elif code in FATAL_CODES:
             raise FATAL_CODES[code](f"{actor.name} cannot run: {actor.last_words}")
+        elif code == EnvBroken.exit_code and self._has_never_trained():
+            raise EnvBroken(f"{actor.name} cannot run: {actor.last_words}")
         elif code == 0 or not self._endpoints:  # training is over, or there is no learner
             actor.is_over = actor.last_words.endswith(DRAINED)
             actor.due = time.monotonic() + RETURN_SECONDS
         else:
             self._restart_failed(actor)
+
+    def _has_never_trained(self) -> bool:
+        """Return whether the run context says so; it may lie where this machine cannot read it."""
+        try:
+            return not ContextFile(Path(self._run_directory)).read().has_progressed
+        except RunDirectoryError:
+            return False
 
     def _restart_failed(self, process: RayProcess) -> None:
         how = f"code {process.exit_code} ({process.last_words})"

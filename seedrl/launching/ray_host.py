@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import ray
 
-from seedrl.launching.children import Process, start_module
+from seedrl.launching.children import LAST_WORDS, Process, start_module
 from seedrl.run.context import LEARNER, ContextFile, State
 
 
@@ -65,10 +65,12 @@ class RayHost:
         words = "it printed nothing"
         with process.stdout:
             for line in process.stdout:
-                words = line.decode(errors="replace").rstrip()
-                print(words, flush=True)  # into Ray's log of this host
+                printed = line.decode(errors="replace").rstrip()
+                if printed.startswith(LAST_WORDS) or not words.startswith(LAST_WORDS):  # a traceback may follow
+                    words = printed
+                print(printed, flush=True)  # into Ray's log of this host
                 if is_followed:
-                    yield words
+                    yield printed
         if not is_followed:
             yield words
         yield process.wait()

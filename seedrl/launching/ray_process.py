@@ -3,6 +3,7 @@
 import math
 import time
 
+from seedrl.launching.children import LAST_WORDS
 from seedrl.launching.placement import LEARNER, PlacedProcess
 from seedrl.launching.ray_host_handle import HostHandle
 
@@ -41,7 +42,12 @@ class RayProcess:
     def start(self, module: str, arguments: list[str], more: dict[str, str]) -> None:
         """Start a module on the host with further variables."""
         self.host.run(module, arguments, more)
-        self.is_running = True
+        self.is_running, self.last_words = True, ""
+
+    def note_line(self, line: str) -> None:
+        """Note what the process has printed: why it ends, or else its newest line."""
+        if line.startswith(LAST_WORDS) or not self.last_words.startswith(LAST_WORDS):  # a traceback may follow
+            self.last_words = line
 
     def stop(self) -> None:
         """Ask the process to end cleanly, if it runs."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from seedrl.algorithms.auxiliary import whole_loss
 from seedrl.algorithms.base import Algorithm, Batch, Loss
+from seedrl.algorithms.check import check_loss
 from seedrl.algorithms.transitions import linear
 from seedrl.config import LearnerConfig
 from seedrl.learning.optimizer import build_optimizer, clip_gradients
@@ -145,7 +146,10 @@ class Learner:
         fraction = self._env_steps() / self._config.stop.env_steps
         self._set_learning_rate(fraction)
         weigh = averager.weigh(lambda: algorithm.valid(batch))
-        loss = weigh(whole_loss(algorithm, batch, averager.model, fraction))
+        loss = whole_loss(algorithm, batch, averager.model, fraction)
+        if not metrics.gradient_steps:
+            check_loss(loss, f"algorithm.name={self._config.algorithm.name}")
+        loss = weigh(loss)
         timer.lap("forward")
         self._optimizer.zero_grad(set_to_none=True)
         averager.backward(loss.total)

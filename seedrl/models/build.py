@@ -9,6 +9,7 @@ from seedrl import plugins
 from seedrl.config import LearnerConfig, ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic, Masked
+from seedrl.models.check import check_model
 from seedrl.models.images import GridEncoder, ImageEncoder, impala_encoder, is_image, nature_encoder
 from seedrl.models.mlp import MlpEncoder, TinyEncoder
 from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
@@ -26,8 +27,15 @@ IMAGES: dict[str, Callable[[ArraySpec, bool], LeafEncoder]] = {
 
 
 def build_run_model(config: LearnerConfig, spec: EnvSpec, device: torch.device = CPU) -> nn.Module:
-    """Return the model of a run, freshly initialised on a device; `spec` is the environment's, of single frames."""
-    return build_model(config.model, spec.stacked(config.env.frame_stack), config.seed).to(device)
+    """Return the model of a run, freshly initialised on a device; `spec` is the environment's, of single frames.
+
+    Raises ConfigError if it is the user's own and its outputs do not fit the spaces.
+    """
+    stacked = spec.stacked(config.env.frame_stack)
+    model = build_model(config.model, stacked, config.seed).to(device)
+    if plugins.is_import_path(config.model.name):
+        check_model(model, stacked, f"model.name={config.model.name}")
+    return model
 
 
 def build_model(config: ModelConfig, spec: EnvSpec, seed: int) -> nn.Module:

@@ -11,12 +11,12 @@ from seedrl.monitoring.curves import Curve, Group, find_runs, grouped, read_curv
 from seedrl.monitoring.plots import draw_comparison
 from seedrl.monitoring.statistics import bootstrap, iqm
 
-HEADER = ["group", "seeds", "final return", "95 %", "steps", "seconds", "steps/s"]
+HEADER = ["group", "runs", "final return", "95 %", "steps", "seconds", "steps/s"]
 
 
 def run_plot(config: PlotConfig) -> None:
     print(table(draw_runs(_runs(config.runs), Path(config.out))))
-    print(f"drawn in {config.out}: interquartile means over seeds, bands are bootstrap 95 % intervals")
+    print(f"drawn in {config.out}: interquartile means over runs, bands are bootstrap 95 % intervals")
 
 
 def draw_runs(runs: Sequence[Path], out: Path) -> list[Group]:

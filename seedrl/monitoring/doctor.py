@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seedrl.config import DoctorConfig, LearnerConfig
-from seedrl.errors import ConfigError, SeedrlError
+from seedrl.errors import ConfigError
 from seedrl.monitoring.connection import learner_status
 from seedrl.monitoring.endpoint import AUTO, Endpoint, address_of, bound
 from seedrl.monitoring.units import mebibytes
 from seedrl.plugins import is_own
 from seedrl.sizes import available_cores, group_size, torch_threads
 from seedrl.specs import EnvSpec
+from seedrl.tracebacks import report
 from seedrl.validation import check
 from seedrl.wire.security import exposures
 
@@ -213,7 +214,5 @@ def _guarded(name: str, checks: Callable[[], Iterator[Finding]]) -> Iterator[Fin
     """Turn an error of a check into a finding."""
     try:
         yield from checks()
-    except SeedrlError as error:
-        yield Finding(False, f"{name}: {error}")
     except Exception as error:
-        yield Finding(False, f"{name}: {type(error).__name__}: {error}")
+        yield Finding(False, f"{name}: {report(error)}")

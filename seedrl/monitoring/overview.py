@@ -1,8 +1,9 @@
 """`seedrl status`: a learner, its streams and its actors in the terminal. Knows nothing of how they are measured."""
 
 import json
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from seedrl.monitoring.units import duration
 from seedrl.run.context import Context, ContextFile, dump
 from seedrl.run.identity import Identity
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
+
+LEFT = ("", "actor", "transport", "peer")  # headings of text
+DROPPED = ("peer", "transport", "waiting", "lag", "envs", "heard", "round trip")  # in a narrow terminal, first to last
+BRANCH, GAP = 4, 2  # columns of the terminal for the branch of the tree and between two headings
+NARROWEST = 24  # columns for which lines are broken
 
 
 def run_status(config: StatusConfig) -> None:
@@ -66,18 +72,49 @@ def _remains(context: Context, now: float) -> Iterator[tuple[bool, str]]:
 
 def show(status: Status, top: int, console: Console) -> None:
     for line in _learner_lines(status):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading in ("", "actor", "envs", "steps/s", "round trip", "waiting", "lag", "transport", "heard", "peer"):
-        table.add_column(heading, justify="left" if heading in ("", "actor", "transport", "peer") else "right")
+        for part in _wrapped(line, console.width):
+            console.print(part, highlight=False, soft_wrap=True, markup=False)
     shown = status.actors[:top]
-    for actor in shown:
-        is_silent = actor.silent_seconds > SILENT_SECONDS
-        table.add_row("└─" if actor is shown[-1] else "├─", *_cells(actor), style="bold red" if is_silent else "")
     if shown:
-        console.print(table, markup=False)
+        console.print(_table(shown, console.width), markup=False)
     if len(status.actors) > top:
         console.print(f"   … and {len(status.actors) - top} more, all of them faster", highlight=False)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """Break a line between words where the terminal ends, and continue the frame; words are never cut."""
+    return textwrap.wrap(
+        line, max(width, NARROWEST), subsequent_indent="│    ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _table(actors: Sequence[ActorStatus], width: int) -> Table:
+    """Return a table of actors, with as many columns as there is room for; the least important ones go first."""
+    rows = [_cells(actor) for actor in actors]
+    columns = _columns(rows, width)
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+    for heading in ("", *columns):
+        table.add_column(heading, justify="left" if heading in LEFT else "right", overflow="fold")
+    for actor, row in zip(actors, rows, strict=True):
+        is_silent = actor.silent_seconds > SILENT_SECONDS
+        branch = "└─" if actor is actors[-1] else "├─"
+        table.add_row(branch, *(row[heading] for heading in columns), style="bold red" if is_silent else "")
+    return table
+
+
+def _columns(rows: Sequence[dict[str, str]], width: int) -> list[str]:
+    kept = list(rows[0])
+    widths = {heading: max(len(heading), *(len(row[heading]) for row in rows)) + GAP for heading in kept}
+    for heading in DROPPED:
+        if BRANCH + sum(widths[each] for each in kept) - GAP <= width:
+            break
+        kept.remove(heading)
+    return kept
+
+
+def _before_returns(row: dict[str, float]) -> str:
+    reward = f"; reward {row['reward_per_step']:.3g} per step" if "reward_per_step" in row else ""
+    return f"– (no episode has ended{reward})"
 
 
 def _learner_lines(status: Status) -> list[str]:
@@ -88,7 +125,7 @@ def _learner_lines(status: Status) -> list[str]:
         *([f"│  algorithm {status.algorithm}"] if status.algorithm else []),
     ]
     if row:
-        score = f"{row['return_mean_100']:.2f}" if "return_mean_100" in row else "–"
+        score = f"{row['return_mean_100']:.2f}" if "return_mean_100" in row else _before_returns(row)
         if "eval_return_mean_100" in row:
             score += f", of evaluation {row['eval_return_mean_100']:.2f} ({row['eval_episodes']:,.0f} episodes)"
         lines += [
@@ -96,15 +133,22 @@ def _learner_lines(status: Status) -> list[str]:
             f"return {score}",
             f"│  {row['steps_per_second']:,.0f} steps/s, {row['updates_per_second']:.1f} updates/s, policy lag "
             f"{row['policy_lag']:.1f}, reuse {row['reuse']:.1f}, learner waits {row['learner_wait_fraction']:.0%}"
-            + (f", it could use {row['desired_actors']:,.0f} actors" if "desired_actors" in row else ""),
+            + (f", it could use {_actors(row['desired_actors'])}" if "desired_actors" in row else ""),
         ]
     if "exploration/epsilon" in row:
         lines.append(f"│  {exploration_words(row)}")
     if status.metrics_address:
         lines.append(f"│  live page http://{status.metrics_address}/")
+    if status.learning.evidence:
+        lines.append(f"│  learning {status.learning.verdict}: {status.learning.evidence}")
+        lines += [f"│  → {status.learning.change}"] if status.learning.change else []
     lines += [f"│  bottleneck {status.verdict.bottleneck}: {status.verdict.evidence}", f"│  → {status.verdict.change}"]
     lines += [f"│  ! {words}: {count:,}" for words, count in status.trouble.items()]
     return [*lines, "│" if status.actors else "└  no actors"]
+
+
+def _actors(number: float) -> str:
+    return f"{number:,.0f} {'actor' if number == 1 else 'actors'}"
 
 
 def exploration_words(row: dict[str, float]) -> str:
@@ -114,15 +158,16 @@ def exploration_words(row: dict[str, float]) -> str:
     return f"exploration: temperature {row['exploration/temperature']:.3g}, epsilon {most:.2g}{ladder}"
 
 
-def _cells(actor: ActorStatus) -> list[str]:
-    return [
-        actor.name + (f" (reconnected {actor.reconnects}×)" if actor.reconnects else ""),
-        f"{actor.envs}",
-        f"{actor.steps_per_second:,.0f}",
-        f"{1e3 * actor.round_trip_seconds:.1f} ms",
-        f"{actor.wait_fraction:.0%}",
-        f"{actor.policy_lag}",
-        actor.transport,
-        f"{actor.silent_seconds:.1f} s ago",
-        actor.peer,
-    ]
+def _cells(actor: ActorStatus) -> dict[str, str]:
+    """Return what is shown of an actor, by heading."""
+    return {
+        "actor": actor.name + (f" (reconnected {actor.reconnects}×)" if actor.reconnects else ""),
+        "envs": f"{actor.envs}",
+        "steps/s": f"{actor.steps_per_second:,.0f}",
+        "round trip": f"{1e3 * actor.round_trip_seconds:.1f} ms",
+        "waiting": f"{actor.wait_fraction:.0%}",
+        "lag": f"{actor.policy_lag}",
+        "transport": actor.transport,
+        "heard": f"{actor.silent_seconds:.1f} s ago",
+        "peer": actor.peer,
+    }

@@ -20,7 +20,7 @@ import numpy as np
 from seedrl.config import EvalConfig
 from seedrl.errors import SeedrlError
 from seedrl.launching.actors import start_actor
-from seedrl.launching.children import Process
+from seedrl.launching.children import LastWords, Process
 from seedrl.monitoring.statistics import bootstrap, iqm
 from seedrl.monitoring.units import duration
 from seedrl.roles.policy_server import PolicyServer, settings_of
@@ -186,10 +186,8 @@ def _wait(
             return
         for process, log in actors:
             if process.poll() is not None:
-                words = log.read_text(errors="replace").strip().splitlines()
-                raise SeedrlError(
-                    f"an actor ended with code {process.returncode}: {words[-1] if words else 'no words'}"
-                )
+                last = LastWords.of(log.read_text(errors="replace"))
+                raise last.failure(SeedrlError, f"an actor ended with code {process.returncode}: {last.words}")
 
 
 def _end(deployment: PolicyServer, actors: list[Process]) -> None:

@@ -7,6 +7,7 @@ callbacks   calls code of the user's own          run/callbacks.py; only if the 
 main        shows progress, handles signals       here
 """
 
+import contextlib
 import threading
 import time
 from functools import partial
@@ -15,9 +16,10 @@ from typing import Any
 
 import torch
 
+from seedrl import plugins
 from seedrl.config import LearnerConfig
 from seedrl.device import choose_device
-from seedrl.errors import RankLost, RunDirectoryError, SeedrlError, ThreadDied
+from seedrl.errors import RankLost, RunDirectoryError, ThreadDied
 from seedrl.learning.loop import POLL_SECONDS
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.life import Running, Watched
@@ -40,6 +42,7 @@ from seedrl.serving.seats import planned_seats
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
 from seedrl.specs import EnvSpec
+from seedrl.tracebacks import failed, report
 from seedrl.validation import check
 from seedrl.wire.messages import Command
 
@@ -53,6 +56,7 @@ class LearnerProcess:
 
     def __init__(self, config: LearnerConfig, identity: Identity = ALONE) -> None:
         check(config)
+        _import_own_code(config)
         self.device = choose_device(config.device, identity.local_rank)
         self.stop = Stop(on_stop=self._turn_away)
         self.peers = _peers(config, identity, self.device)
@@ -127,6 +131,7 @@ class LearnerProcess:
         summary = self._shut_down()
         self.peers.leave()
         if self.stop.failure is not None:
+            self._log_failure(self.stop.failure)
             raise self.stop.failure
         if self.learning.updates:
             self.display.say(closing_words(summary, str(self.run_directory.path)))
@@ -135,6 +140,13 @@ class LearnerProcess:
     def _log(self) -> Path | None:
         """Return where a rank writes that is not the first, which has the terminal."""
         return None if self.peers.identity.is_first else self.run_directory.logs / "learner.log"
+
+    def _log_failure(self, failure: BaseException) -> None:
+        """Append the failure to the log of the role; whatever started this process prints it as well."""
+        with contextlib.suppress(OSError):
+            self.run_directory.logs.mkdir(exist_ok=True)
+            with (self.run_directory.logs / "learner.log").open("a") as log:
+                print(f"seedrl {self.peers.identity}: {report(failure)}", file=log)
 
     def _turn_away(self) -> None:
         """Stop being ready; runs in the thread that asks to stop."""
@@ -175,12 +187,18 @@ class LearnerProcess:
     def _start_threads(self) -> None:
         assert self.training is not None
         self.clock.start()
-        store = self.training.store
+        training, store = self.training, self.training.store
         running = Running(
-            store, store.columns.nbytes, self.training.policy, self.inference.batches, self.training.algorithm
+            store,
+            store.columns.nbytes,
+            training.policy,
+            self.inference.batches,
+            training.algorithm,
+            training.is_on_policy,
+            training.signs,
         )
         self.monitor.begin(running, self.clock.seconds_before)
-        self.training.thread.start()
+        training.thread.start()
         self.inference.begin(on_ready=self._become_ready)
 
     def _watch(self) -> None:
@@ -207,7 +225,7 @@ class LearnerProcess:
         self.events.close(CALLBACK_SECONDS)
         self.display.close()
         counts = counts or counts_of(self.serving, self.learning)
-        summary = summarize(self.config, self.stop, counts, self.clock.seconds)
+        summary = summarize(self.config, self.stop, counts, self.clock.seconds, self.monitor.finish())
         if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
             self._write_summary(summary)
         self.membership.enter(State.DONE if self.stop.failure is None else State.FAILED, self.stop.reason)
@@ -253,15 +271,25 @@ class LearnerProcess:
 
     def thread_died(self, error: BaseException) -> None:
         name = threading.current_thread().name
-        failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
-        failure.__cause__ = error if failure is not error else None
-        self.stop.fail(failure)
+        self.stop.fail(failed(ThreadDied, f"thread {name} died", error))
 
     def _become_ready(self) -> None:
         """Runs in the server thread."""
         if not self.stop.is_set():
             self.monitor.set_ready()
             self.inference.server.set_ready(True)
+
+
+def _import_own_code(config: LearnerConfig) -> None:
+    """Raise ConfigError for code of the user's own that cannot be imported, before any actor has to join."""
+    own = {
+        "model.name": config.model.name,
+        "algorithm.name": config.algorithm.name,
+        "store.select": config.store.select,
+    }
+    for setting, path in own.items():
+        if plugins.is_import_path(path):
+            plugins.load(setting, path)
 
 
 def _peers(config: LearnerConfig, identity: Identity, device: torch.device) -> Peers:

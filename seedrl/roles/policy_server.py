@@ -15,7 +15,7 @@ from seedrl import __version__
 from seedrl.actions import Actions
 from seedrl.config import ActorsConfig, LearnerConfig, ServingConfig
 from seedrl.device import choose_device
-from seedrl.errors import RunDirectoryError, SeedrlError, ThreadDied
+from seedrl.errors import RunDirectoryError, ThreadDied
 from seedrl.metrics import ServingMetrics
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_run_model
@@ -34,6 +34,7 @@ from seedrl.serving.slots import FinishedEpisodes
 from seedrl.sizes import torch_threads
 from seedrl.status import Status, Verdict
 from seedrl.store import Store, StoreSizes
+from seedrl.tracebacks import failed
 from seedrl.validation import check
 from seedrl.wire.messages import Command
 
@@ -153,8 +154,7 @@ class PolicyServer:
     def _failed(self, error: BaseException) -> None:
         """A thread that dies takes the process with it."""
         name = threading.current_thread().name
-        failure = error if isinstance(error, SeedrlError) else ThreadDied(f"thread {name} died: {error!r}")
-        self.stop.fail(failure)
+        self.stop.fail(failed(ThreadDied, f"thread {name} died", error))
 
 
 def settings_of(run: str, envs: int = 0) -> LearnerConfig:

@@ -10,9 +10,10 @@ from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.settings import described
+from seedrl.algorithms.signs import signs_of
 from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, own_stream
-from seedrl.errors import Diverged
+from seedrl.errors import ConfigError, Diverged, RunDirectoryError
 from seedrl.learning.loop import Rounds, TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
@@ -70,6 +71,8 @@ class Training:
         self._process = process
         self._batch_size = config.algorithm.batch_size
         self.algorithm = described(config.algorithm)
+        self.is_on_policy = config.lockstep or bool(config.algorithm.on_policy)
+        self.signs = signs_of(algorithm)
         self.store = Store(spec, build_selector(config), sizes, device, on_free=inference.wake)
         self.policy = Policy(model, version=0)
         self.learner = process.peers.learner(
@@ -103,7 +106,7 @@ class Training:
             device=device,
             on_episodes=partial(process.events.episodes, is_evaluation=False),
             on_evaluated=partial(process.events.episodes, is_evaluation=True),
-            may_continue=self._is_in_step if config.lockstep or config.algorithm.on_policy else lambda: True,
+            may_continue=self._is_in_step if self.is_on_policy else lambda: True,
             fraction=lambda: process.rounds.progress.env_steps / config.stop.env_steps,
         )
         self.thread = threading.Thread(target=self._run, name="learner", daemon=True)
@@ -129,8 +132,13 @@ class Training:
     def _set_initial_weights(self) -> None:
         process = self._process
         if process.config.init_from and process.peers.identity.is_first:
-            load_weights(self.learner.model, initial_weights(process.config.init_from, warn=process.display.say))
-            process.display.say(f"learner: initial weights from {process.config.init_from}")
+            source = process.config.init_from
+            weights = initial_weights(source, warn=process.display.say)
+            try:
+                load_weights(self.learner.model, weights)
+            except RunDirectoryError as error:
+                raise ConfigError(f"init_from={source}: {error}") from error
+            process.display.say(f"learner: initial weights from {source}")
         process.peers.same_weights(self.learner.model)
 
     def _is_in_step(self) -> bool:

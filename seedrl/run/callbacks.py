@@ -8,15 +8,15 @@ import contextlib
 import queue
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from seedrl import plugins
 from seedrl.config import LearnerConfig
-from seedrl.errors import ConfigError
+from seedrl.errors import ConfigError, SeedrlError
 from seedrl.metrics import LearningMetrics
+from seedrl.tracebacks import failed
 
 QUEUED = 1024  # events that may wait; an event takes a few hundred bytes
 
@@ -140,11 +140,10 @@ class Callbacks:
         if (name, method) in self._has_failed:
             return
         self._has_failed.add((name, method))
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        failure = failed(SeedrlError, f"callback {name}.{method} failed", error)
         self._say(
-            f"learner: callback {name}.{method} failed at {last.filename}:{last.lineno} ({error!r}); "
-            "it is called again with the next event, and further failures are only counted\n"
-            + "".join(traceback.format_exception(error)).rstrip()
+            f"learner: {failure}; it is called again with the next event, and further failures are only counted\n"
+            + failure.traceback
         )
 
 

@@ -4,7 +4,7 @@ config.yaml     the settings, complete
 context.json    state, members, counters and addresses, see context.py
 metrics.jsonl   one line of measurements every few seconds, more often in the first minute
 checkpoints/    see checkpoint.py
-logs/           what the actors of `seedrl run` print
+logs/           what the actors of `seedrl run` print, and why a learner failed
 summary.json    written at every clean end
 tensorboard/, wandb/, wandb_run_id.txt   if the settings ask for them, see monitoring/sinks.py
 curve.png       see monitoring/plots.py

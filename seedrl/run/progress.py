@@ -16,6 +16,7 @@ from seedrl.monitoring.units import duration
 from seedrl.run.identity import ALONE, Identity
 
 PLAIN_SECONDS = 5.0
+TABLE_WIDTH = 46
 TROUBLE = {"dropped_rows": "dropped rows", "skipped_updates": "skipped updates"}  # shown when there is any
 
 
@@ -60,9 +61,10 @@ class ProgressDisplay:
         return "  ".join(f"{name} {value}" for name, value in self._readable(row))
 
     def _table(self, row: Row) -> Table:
-        table = Table(title=f"seedrl · {self._config.env.id}", title_style="bold", show_header=False, width=46)
-        table.add_column(style="dim")
-        table.add_column(justify="right")
+        width = min(TABLE_WIDTH, self._console.width)
+        table = Table(title=f"seedrl · {self._config.env.id}", title_style="bold", show_header=False, width=width)
+        table.add_column(style="dim", overflow="fold")
+        table.add_column(justify="right", overflow="fold")
         for name, value in self._readable(row):
             table.add_row(name, value)
         return table
@@ -76,16 +78,23 @@ class ProgressDisplay:
             ("steps", f"{row['env_steps']:,} / {goal:,}"),
             ("steps/s", f"{rate:,.0f}"),
             ("return", ("–" if score is None else f"{score:.2f}") + ("" if target is None else f" → {target:g}")),
+            *([] if score is not None or "reward_per_step" not in row else [_reward(row)]),
             *_evaluation(row),
+            ("learning", row["learning"]),
             ("episodes", f"{row['episodes']:,}"),
             ("updates", f"{row['updates']:,}"),
             ("policy lag", f"{row['policy_lag']:.1f}"),
             ("batch fill", f"{row['inference_batch']:.0f} / {self._config.serving.max_rows} rows"),
+            ("bottleneck", row["bottleneck"]),
             ("learner wait", f"{row['learner_wait_fraction']:.0%}"),
             ("actors", f"{row['actors']}, waiting {row['actor_wait_fraction']:.0%}"),
             *[(words, f"{row[name]:,}") for name, words in TROUBLE.items() if row[name]],
             ("ETA", duration((goal - row["env_steps"]) / rate) if rate > 0 else "–"),
         ]
+
+
+def _reward(row: Row) -> tuple[str, str]:
+    return "reward/step", f"{row['reward_per_step']:.3g}"
 
 
 def _evaluation(row: Row) -> list[tuple[str, str]]:
@@ -103,8 +112,9 @@ def console(log: Path | None = None) -> Console:
 
 def closing_words(summary: Row, run_dir: str) -> str:
     """Return the closing lines of a run."""
-    score = summary["return_mean_100"]
-    shown_score = "no episode finished" if score is None else f"{score:.2f} (mean return of the last 100 episodes)"
+    score, episodes = summary["return_mean_100"], min(summary["episodes"], 100)
+    counted = "1 episode" if episodes == 1 else f"the last {episodes} episodes"
+    shown_score = "no episode finished" if score is None else f"{score:.2f} (mean return of {counted})"
     evaluated = summary["eval_return_mean_100"]
     of_evaluation = [] if evaluated is None else [f"  evaluation {evaluated:.2f} (the same, acting greedily)"]
     took = duration(summary["seconds"])
@@ -112,6 +122,7 @@ def closing_words(summary: Row, run_dir: str) -> str:
         f"{summary['reason']}.",
         f"  score      {shown_score}",
         *of_evaluation,
+        *learning_words(summary["learning"]),
         f"  steps      {summary['env_steps']:,} in {took}, {summary['steps_per_second']:,.0f} steps/s",
         f"  updates    {summary['updates']:,}, policy lag {summary['policy_lag_mean']:.1f}, "
         f"learner waited {summary['learner_wait_fraction']:.0%}, {summary['inference_batch_mean']:.0f} rows per batch",
@@ -121,6 +132,12 @@ def closing_words(summary: Row, run_dir: str) -> str:
         "  try next   seedrl run env=pong · seedrl run env=catch · seedrl run --help",
     ]
     return "\n".join(lines)
+
+
+def learning_words(learning: dict[str, str]) -> list[str]:
+    """Return the verdict on learning, and what to try if there is anything."""
+    change = [f"             → {learning['change']}"] if learning["change"] else []
+    return [f"  learning   {learning['verdict']}: {learning['evidence']}", *change] if learning["evidence"] else []
 
 
 def timing_tree(seconds_by_stage: dict[str, dict[str, float]]) -> list[str]:

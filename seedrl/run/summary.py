@@ -3,6 +3,7 @@
 import contextlib
 import platform
 import subprocess
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.reporting import trouble
 from seedrl.run.stopping import Stop
 from seedrl.run.totals import Counts, restore_counters
+from seedrl.status import Learning
 
 
-def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float) -> dict[str, Any]:
+def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float, verdict: Learning) -> dict[str, Any]:
     """Return the summary. `seconds` includes earlier processes; `counts` are those of all ranks, or of one."""
     serving, learning = ServingMetrics(), LearningMetrics()
     restore_counters(counts, serving, learning)
@@ -33,6 +35,7 @@ def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float)
         "eval_steps": serving.eval_steps,
         "eval_episodes": serving.eval_episodes,
         "eval_return_mean_100": serving.eval_return_mean_100,
+        "learning": asdict(verdict),
         "policy_lag_mean": round(learning.policy_lag.mean, 3),
         "learner_wait_fraction": round(learning.wait_fraction, 4),
         "inference_batch_mean": round(serving.batch_mean, 2),

@@ -52,9 +52,12 @@ def test_environment_that_raises_again_and_again_ends_its_actor_with_code_five(
     path = failing(commands, "raise ArithmeticError('no such luck')")
     actor = commands.start("actor", f"learner={learner.address}", "max_env_failures=1", path=path)
     assert actor.wait() == 5
-    assert actor.out.count("ArithmeticError('no such luck'); making new environments") == 1
-    assert actor.err.startswith("seedrl actor: environments failed 2 times within 10 minutes, max_env_failures allows")
-    assert actor.err.count("\n") == 1
+    assert actor.out.count("ArithmeticError('no such luck'); making new environments\nTraceback (most recent") == 1
+    words, _, traceback = actor.err.partition("\n")
+    assert words.startswith("seedrl actor: environments failed 2 times within 10 minutes, max_env_failures allows")
+    assert "sitecustomize.py:11 in recv: the environment raised: ArithmeticError('no such luck')" in words
+    assert traceback.startswith("Traceback (most recent call last):\n")
+    assert traceback.endswith("ArithmeticError: no such luck\n")
     assert learner.service.serving.actors_env_failures == 1
     eventually(lambda: not learner.service.inference.sessions.open)
 

@@ -12,7 +12,7 @@ import pytest
 from envs_server.pool import make_pool
 from envs_server.shares import PREFIX
 from seedrl.config import ActorConfig
-from seedrl.errors import ConfigError, EnvFailed
+from seedrl.errors import ConfigError, EnvBroken, EnvFailed
 from seedrl.specs import discrete
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, summary_of
@@ -166,7 +166,29 @@ def test_actor_with_an_environment_is_told_what_the_learner_trains_on(
 
 
 def test_environment_that_fails_too_often_ends_its_actor(start_learner: StartLearner) -> None:
-    learner = start_learner(env__id="own", env__options={"trouble": "raise"}, model__name="auto", metrics="")
+    options = {"trouble": "raise", "at": 100}
+    learner = start_learner(env__id="own", env__options=options, model__name="auto", metrics="")
     actor = RunningActor(ActorConfig(learner=learner.address, max_env_failures=1), partial(make_pool, make_env=Counter))
-    with pytest.raises(EnvFailed, match=r"last: the environment raised: ArithmeticError\('no such luck'\)"):
+    with pytest.raises(
+        EnvFailed, match=r"failed 2 times.*; last: tests/simulators\.py:\d+ in _have_trouble: the env"
+    ) as raised:
         actor.join()
+    assert raised.value.exit_code == 5
+    assert raised.value.traceback.endswith("ArithmeticError: no such luck")
+
+
+@pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+def test_environment_that_fails_in_its_first_steps_ends_its_actor_at_once(
+    start_learner: StartLearner, processes: bool
+) -> None:
+    options = {"trouble": "raise", "at": 5}
+    learner = start_learner(
+        env__id="own", env__options=options, env__processes=processes, model__name="auto", metrics=""
+    )
+    actor = RunningActor(ActorConfig(learner=learner.address), partial(make_pool, make_env=Counter))
+    with pytest.raises(
+        EnvBroken, match=r"^tests/simulators\.py:\d+ in _have_trouble: .*no such luck.*first steps"
+    ) as raised:
+        actor.join()
+    assert raised.value.traceback.endswith("ArithmeticError: no such luck")
+    assert len(actor.pools) == 1

@@ -118,6 +118,7 @@ def test_status_over_the_wire_tells_learner_actors_and_verdict(running: RunningL
     assert (status.state, status.env, status.device) == ("running", "Signed-v0", "cpu")
     assert status.row["env_steps"] > 0
     assert status.verdict.bottleneck in ("env", "network", "batching", "inference", "store", "learner")
+    assert status.learning.evidence
     assert {actor.name for actor in status.actors} == {"left", "right"}
     for actor in status.actors:
         assert (actor.envs, actor.transport, actor.reconnects) == (4, "message", 0)
@@ -146,6 +147,7 @@ def test_status_of_a_run_that_has_ended_says_how(commands: Commands) -> None:
     assert (commands.directory / "short/curve.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((commands.directory / "short/summary.json").read_text())
     assert summary["seconds_by_stage"]["learner"]["backward"] > 0
+    assert summary["learning"]["evidence"]
     rows = [json.loads(line) for line in (commands.directory / "short/metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["env_steps"] == summary["env_steps"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from seedrl.errors import ConfigError
 from tests.documented import write_program
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.support import SignedPool, eventually
@@ -122,3 +123,18 @@ def test_callbacks_that_fail_are_counted_and_training_continues(
     eventually(lambda: learning.updates >= 12 and learning.callback_failures >= 24)
     learner.stop()
     assert learning.callback_events_dropped == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"model__name": "no_such_module:Net"}, r"model\.name=no_such_module:Net: there is no module no_such_module"),
+        ({"algorithm__name": "tests.fakes:Sarsa"}, r"algorithm\.name=tests\.fakes:Sarsa: tests\.fakes has no Sarsa"),
+        ({"store__select": "no_such_module:Ring"}, r"store\.select=no_such_module:Ring: there is no module"),
+    ],
+)
+def test_own_code_that_is_not_there_is_refused_before_an_actor_joins(
+    start_learner: StartLearner, setting: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        start_learner(**setting)

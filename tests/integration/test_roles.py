@@ -100,16 +100,21 @@ def test_run_of_an_unknown_environment_suggests_others_and_ends(commands: Comman
 MODELS = """
 import pathlib, time
 from torch import nn
+from seedrl.types import ModelOutput
 
 class Broken(nn.Module):
     core_size = 0
 
     def __init__(self, spec):
         super().__init__()
+        self.size = spec.policy_size
         self.layer = nn.Linear(1, 1)
 
     def forward(self, inputs, core_state):
-        raise ArithmeticError("no such luck")
+        rows, batch = inputs.reward.shape
+        if batch > 2:  # so not when it is checked
+            raise ArithmeticError("no such luck")
+        return ModelOutput(inputs.reward.new_zeros(rows, batch, self.size), inputs.reward), core_state
 
 class Stuck(Broken):
     def forward(self, inputs, core_state):
@@ -118,12 +123,19 @@ class Stuck(Broken):
 """
 
 
-def test_run_that_loses_a_thread_ends_with_code_seven_and_says_why_in_one_line(commands: Commands) -> None:
+def test_run_that_loses_a_thread_ends_with_code_seven_and_the_traceback_on_screen_and_in_the_log(
+    commands: Commands,
+) -> None:
     (commands.directory / "own_models.py").write_text(MODELS)
     process = commands.start("run", "model.name=own_models:Broken", "run_dir=run", *SMALL, path=commands.directory)
     eventually(lambda: len(process.children()) == 2 or not process.is_running)
     assert process.wait() == 7
-    assert process.err == "seedrl learner: thread server died: ArithmeticError('no such luck')\n"
+    words, _, traceback = process.err.partition("\n")
+    place = "own_models.py:17 in forward"
+    assert words == f"seedrl learner: {place}: thread server died: ArithmeticError('no such luck')"
+    assert traceback.startswith("Traceback (most recent call last):\n")
+    assert traceback.endswith("ArithmeticError: no such luck\n")
+    assert (commands.directory / "run/logs/learner.log").read_text() == process.err
     assert process.left_behind() == []
     assert summary_of(commands.directory / "run")["status"] == "failed"
 

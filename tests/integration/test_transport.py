@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 import envs_server.actor
 import envs_server.session
-from seedrl.errors import ConfigError, EnvFailed, InvalidMessage, LearnerLost, ThreadDied
+from seedrl.errors import ConfigError, EnvBroken, EnvFailed, InvalidMessage, LearnerLost, ThreadDied
 from seedrl.roles.learner import LearnerProcess
 from seedrl.rows import Rows
 from seedrl.v1 import inference_pb2 as pb
@@ -446,7 +446,7 @@ def test_actor_asked_to_stop_while_the_learner_is_silent_returns(start_actor: St
 
 
 class BrokenPool(SignedPool):
-    """Fails in its tenth call of `where`."""
+    """Fails in its hundredth call of `where`, long after its first steps."""
 
     def __init__(self, job: Welcome, threads: int, where: str) -> None:
         super().__init__(job, threads)
@@ -463,7 +463,7 @@ class BrokenPool(SignedPool):
 
     def _count(self, call: str) -> None:
         self._calls[call] += 1
-        if call == self._where and self._calls[call] == 10:
+        if call == self._where and self._calls[call] == 100:
             raise ZeroDivisionError("the simulator exploded")
 
 
@@ -480,7 +480,7 @@ def test_environment_that_raises_is_made_anew_and_the_error_is_named(
     took = within(5.0, lambda: len(actor.pools) == 2 and actor.requests > 10)
     print(f"steps again after {took:.1f} s")
     assert actor.pools[0].closed
-    assert actor.says("ZeroDivisionError('the simulator exploded'); making new environments")
+    assert actor.says("ZeroDivisionError('the simulator exploded'); making new environments\nTraceback")
     assert actor.actor.metrics.actor_env_failures == 1
     assert learner.service.serving.actors_env_failures == 1
     assert any("joined" in line and "the simulator exploded" in line for line in said)
@@ -501,10 +501,10 @@ def test_environments_that_fail_too_often_end_the_actor_and_name_the_error(
     eventually(lambda: all(pool.closed for pool in actor.pools))
 
 
-def test_environments_that_cannot_be_made_are_a_failure_and_wrong_settings_are_not(
+def test_environments_that_cannot_be_made_later_are_made_again_and_at_first_end_the_actor(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
-    """A10: settings that cannot work would fail again in the same way."""
+    """A10: settings that cannot work would fail again in the same way, and so would what has never worked."""
 
     def explode(job: Welcome, threads: int) -> Any:
         raise OSError("no display")
@@ -513,9 +513,14 @@ def test_environments_that_cannot_be_made_are_a_failure_and_wrong_settings_are_n
         raise ConfigError("no such environment")
 
     learner = start_learner()
-    actor = start_actor(learner.address, failing_once(explode))
-    eventually(lambda: actor.requests > 10)
+    makers = iter([functools.partial(BrokenPool, where="recv"), explode, SignedPool])
+    actor = start_actor(learner.address, lambda job, threads: next(makers)(job, threads))
+    eventually(lambda: len(actor.pools) == 2 and actor.requests > 10)
     assert actor.says("could not be made: OSError('no display'); making new environments")
+    with pytest.raises(
+        EnvBroken, match=r"could not be made: OSError\('no display'\); the environments failed in their"
+    ):
+        start_actor(learner.address, explode).join()
     with pytest.raises(ConfigError, match="no such environment"):
         start_actor(learner.address, refuse).join()
 
