@@ -7,6 +7,7 @@ callbacks   calls code of the user's own          run/callbacks.py; only if the 
 main        shows progress, handles signals       here
 """
 
+import contextlib
 import threading
 import time
 from functools import partial
