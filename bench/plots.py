@@ -152,7 +152,7 @@ def panels(stage: Stage, shown: Sequence[Panel]) -> Any:
 
 
 def _lines(axes: Any, panel: Panel, rows: Sequence[Row]) -> None:
-    groups = sorted({row[panel.by] for row in rows}, key=str) if panel.by else [None]
+    groups = sorted({row[panel.by] for row in rows}, key=_by_size) if panel.by else [None]
     series = [(group, y) for group in groups for y in panel.ys]
     for (group, y), (marker, dash, colour) in zip(series, STYLES, strict=False):
         points = sorted((row[panel.x], row[y]) for row in rows if group is None or row[panel.by] == group)
@@ -168,6 +168,10 @@ def _lines(axes: Any, panel: Panel, rows: Sequence[Row]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     if len(series) > 1:
         axes.legend(fontsize=8, frameon=False)
+
+
+def _by_size(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, str), value
 
 
 def learning(stage: Stage) -> Any:

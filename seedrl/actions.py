@@ -27,6 +27,7 @@ from seedrl.specs import ActionSpec, CategoricalSpec, ContinuousSpec, EnvSpec, a
 MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
 NEVER = -1e9  # the log of probability 0, finite, so that zero times it is zero
 FORBIDDEN_BELOW = -1e8  # logits below this are of choices that a mask forbids
+NARROW_SHARE, NARROW_STD = 0.02, 0.02  # of the entropy of a uniform choice, of half the bounds: hardly any exploration
 
 Array = TypeVar("Array", NDArray[Any], Tensor)  # numpy while serving, torch in an exported policy
 
@@ -37,6 +38,8 @@ class Categorical:
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
         self.parameter_size = self.noise_size = self.feature_size = count * size
+        self.wide_entropy = count * math.log(size)
+        self.narrow_entropy = NARROW_SHARE * self.wide_entropy
 
     def noise(self, rows: int, generator: torch.Generator) -> Tensor:
         """Draw Gumbel noise."""
@@ -90,6 +93,8 @@ class Gaussian:
     def __init__(self, spec: ContinuousSpec, squash: bool) -> None:
         self.count = self.noise_size = self.feature_size = len(spec.low)
         self.parameter_size = 2 * self.count
+        self.wide_entropy = 0.5 * self.count * math.log(2 * math.pi * math.e)
+        self.narrow_entropy = self.wide_entropy + self.count * math.log(NARROW_STD)
         self._squash = squash
         self._bounds = _bounds(spec)
         self._torch_bounds = Bounds(*map(torch.from_numpy, self._bounds))
@@ -144,8 +149,11 @@ class Actions:
         self.noise_size = sum(self._noise)
         self._is_single = isinstance(spec.action, CategoricalSpec) and not spec.action.shape
         self.shape = () if self._is_single else (sum(self._entries),)
-        self.dtype = np.dtype(np.int64 if all(isinstance(part, Categorical) for part in self._parts) else np.float32)
+        self.is_discrete = all(isinstance(part, Categorical) for part in self._parts)
+        self.dtype = np.dtype(np.int64 if self.is_discrete else np.float32)
         self.feature_size = sum(part.feature_size for part in self._parts)
+        self.wide_entropy = sum(part.wide_entropy for part in self._parts)  # of uniform choices and deviations of 1
+        self.narrow_entropy = sum(part.narrow_entropy for part in self._parts)  # of a policy that hardly explores
 
     def noise(self, rows: int, generator: torch.Generator) -> Tensor:
         """Draw the noise that `choose` needs for this many rows; with zeros it chooses the most likely action."""

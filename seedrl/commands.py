@@ -4,15 +4,15 @@ Each command imports what it needs when it runs, so that help and tab completion
 neither Hydra nor numpy, torch, grpc or envpool.
 """
 
+import dataclasses
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from seedrl import __version__
-from seedrl.commandline.command import Command
+from seedrl.commandline.command import RUN_DIR, Command
 from seedrl.commandline.completion import run_completion
 from seedrl.commandline.extras import explained, refuse_without
 from seedrl.commandline.help import every_setting, first_screen, overview
@@ -43,6 +43,9 @@ from seedrl.config import (
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.run.identity import identity
 from seedrl.tracebacks import failed, report
+from seedrl.version import __version__
+
+TrainedConfig = TypeVar("TrainedConfig", EvalConfig, ServeConfig, ExportConfig, RecordConfig, CardConfig)
 
 
 def _run(config: RunConfig, overrides: Sequence[str]) -> None:
@@ -72,9 +75,9 @@ def _learner(config: LearnerConfig) -> None:
     if is_under_torchrun():
         end_with_parent()
     check(config)  # before torch is imported: that takes seconds
-    check_initial_weights(config.init_from)
+    check_initial_weights(config)
     config = settings_of_rank(config, who)
-    refuse_if_taken(config.listen)
+    refuse_if_taken(config.listen or config.socket)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages report what matters
     from seedrl.roles.learner import run_learner
@@ -99,7 +102,7 @@ def _eval(config: EvalConfig) -> None:
     signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))  # no traceback
     from seedrl.roles.evaluate import run_eval
 
-    run_eval(config)
+    run_eval(_with_trained_run(config))
 
 
 def _serve(config: ServeConfig) -> None:
@@ -110,7 +113,7 @@ def _serve(config: ServeConfig) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from seedrl.roles.serve import run_serve
 
-    run_serve(config)
+    run_serve(_with_trained_run(config))
 
 
 def _control(config: ControlConfig) -> None:
@@ -165,19 +168,29 @@ def _doctor(config: DoctorConfig) -> None:
 def _export(config: ExportConfig) -> None:
     from seedrl.trained.export import run_export
 
-    run_export(config)
+    run_export(_with_trained_run(config))
 
 
 def _record(config: RecordConfig) -> None:
     from seedrl.trained.record import run_record
 
-    run_record(config)
+    run_record(_with_trained_run(config))
 
 
 def _card(config: CardConfig) -> None:
     from seedrl.trained.card import run_card
 
-    run_card(config)
+    run_card(_with_trained_run(config))
+
+
+def _with_trained_run(config: TrainedConfig) -> TrainedConfig:
+    """Return the settings with the newest run that has a checkpoint, if they name no run."""
+    from seedrl.run.finding import find_run
+
+    run = str(find_run(config.run, must_be_trained=True))
+    if run != config.run:
+        print(f"newest run: {run}", file=sys.stderr)
+    return dataclasses.replace(config, run=run)
 
 
 def _certs(config: CertsConfig) -> None:
@@ -191,13 +204,14 @@ COMMANDS = {
         "train: start a learner and its actors",
         SweptRunConfig,
         _run,
+        run=RUN_DIR,
         takes_overrides=True,
         is_lasting=True,
         examples=(
             "run env=cartpole                          a preset; --help all lists them",
             "run env.id=Acrobot-v1 stop.env_steps=3e5  any environment of envpool, with neutral settings",
             "run env.id=gymnasium:CartPole-v1          Gymnasium's; env.id=my_module:make is your own",
-            "run run_dir=runs/CartPole-v1/DIR          resume a run",
+            "run runs/CartPole-v1/20260101-120000      resume a run with its own settings",
             "run -m env=cartpole seed=1,2,3            several runs, with a table and a plot at the end",
         ),
         often=(
@@ -217,6 +231,7 @@ COMMANDS = {
         "run only the learner; actors may connect from any machine",
         LearnerConfig,
         _learner,
+        run=RUN_DIR,
         is_lasting=True,
         examples=(
             "learner env=pong                         for actors on this machine",
@@ -274,11 +289,12 @@ COMMANDS = {
             "launch.learner.gpus",
         ),
     ),
-    "eval": Command("evaluate the policy of a run on whole episodes", EvalConfig, _eval),
+    "eval": Command("evaluate the policy of a run on whole episodes", EvalConfig, _eval, run="run"),
     "serve": Command(
         "serve the policy of a run to clients that ask for actions",
         ServeConfig,
         _serve,
+        run="run",
         is_lasting=True,
         often=("run", "checkpoint", "listen", "greedy", "watch", "envs", "max_slots", "metrics", "device"),
     ),
@@ -286,6 +302,7 @@ COMMANDS = {
         "pause, resume, reset, drain or move running actors, or change how they explore",
         ControlConfig,
         _control,
+        run="run",
         words="do",
         examples=("control pause", "control resume", "control drain actor=actor-3", "control epsilon=0.1"),
         often=("do", "actor", "temperature", "epsilon", "options", "learner", "run"),
@@ -294,6 +311,7 @@ COMMANDS = {
         "show a running learner, its actors and what limits them",
         StatusConfig,
         _status,
+        run="run",
         examples=("status", "status --json", "status learner=10.0.0.1:50051 security.ca_file=certs/ca.pem"),
         often=("learner", "run", "top", "json", "security.ca_file", "security.token_file"),
     ),
@@ -301,6 +319,7 @@ COMMANDS = {
         "check a run before it starts, or find the bottleneck of a running one",
         DoctorConfig,
         _doctor,
+        run="run",
         examples=("doctor env=pong listen=127.0.0.1:50051", "doctor run=runs/Pong-v5/20260101-120000"),
         often=("run", "learner", "env.id", "listen", "actors.count", "actors.envs", "launch.engine", "device"),
     ),
@@ -311,9 +330,13 @@ COMMANDS = {
         examples=("check env.id=my_module:make", "check env=pong", "check env=cartpole model.name=my_models:Linear"),
         often=("env.id", "env.options", "env.wrappers", "model.name", "algorithm.name", "steps", "json"),
     ),
-    "export": Command("export a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export),
-    "record": Command("record a trained policy as mp4, GIF and a picture of its frames", RecordConfig, _record),
-    "card": Command("write a one-page description of a run, or upload it", CardConfig, _card),
+    "export": Command(
+        "export a trained policy as one file for torch or ONNX, and check it", ExportConfig, _export, run="run"
+    ),
+    "record": Command(
+        "record a trained policy as mp4, GIF and a picture of its frames", RecordConfig, _record, run="run"
+    ),
+    "card": Command("write a one-page description of a run, or upload it", CardConfig, _card, run="run"),
     "certs": Command("make a development CA, certificates and a token for two machines", CertsConfig, _certs),
     "observe": Command("start a Prometheus that watches learners: graphs, history, alerts", ObserveConfig, _observe),
     "bench": Command(
@@ -338,6 +361,8 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `seedrl` with these arguments, or with those of the process."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if "" not in sys.path:  # as with python -m: modules of the working directory can be named in settings
+        sys.path.insert(0, "")
     name = next((word for word in arguments if not word.startswith("-")), "")
     if name == "help":
         arguments = [word for word in arguments if word != name] + [HELP[0]]
@@ -424,7 +449,7 @@ def _start(name: str, config: Any, overrides: Sequence[str]) -> None:
 
 def vocabulary(name: str) -> Vocabulary:
     """Return the words that a command knows."""
-    return Vocabulary(name, COMMANDS[name].schema)
+    return Vocabulary(name, COMMANDS[name].schema, resumes=COMMANDS[name].run == RUN_DIR)
 
 
 def compose(name: str, overrides: Sequence[str]) -> Any:

@@ -12,6 +12,7 @@ from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.schema import group, key
 
 MISSING = "???"  # how Hydra spells a value that has to be given
+RUN = "run directory, which may be a plain word without run=; empty for the newest run"
 TOKEN_VARIABLE = "SEEDRL_TOKEN"  # the environment variable to use where there is no token file
 
 
@@ -321,7 +322,7 @@ class StatusConfig:
     """Settings of `seedrl status`."""
 
     learner: str = key("", "the learner's address: HOST:PORT or unix:PATH")
-    run: str = key("", "run directory of the learner; defaults to the newest run below runs/ if learner= is empty, too")
+    run: str = key("", f"{RUN}, unless learner= is given")
     top: int = key(20, "number of actors shown, slowest first")
     json: bool = key(False, "print JSON; --json does the same")
     security: SecurityConfig = group(SecurityConfig)
@@ -331,7 +332,7 @@ class StatusConfig:
 class EvalConfig:
     """Settings of `seedrl eval`."""
 
-    run: str = key(MISSING, "the run directory")
+    run: str = key("", RUN)
     checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
     episodes: int = key(100, "episodes per seed, divided among the environments in advance")
     seeds: int = key(1, "number of evaluations, each with different environment seeds")
@@ -350,7 +351,7 @@ class EvalConfig:
 class ServeConfig:
     """Settings of `seedrl serve`."""
 
-    run: str = key(MISSING, "the run directory")
+    run: str = key("", RUN)
     checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
     listen: str = key("127.0.0.1:50052", "address to serve on: HOST:PORT or unix:PATH")
     greedy: bool = key(True, "choose the most likely action; false samples, as in training")
@@ -377,7 +378,7 @@ class ControlConfig:
     epsilon: float | None = key(None, "exploration: probability of a uniformly random choice; 0 for none")
     options: dict[str, Any] = key({}, "keyword arguments of the environments to change; the environments are recreated")
     learner: str = key("", "the learner's address: HOST:PORT or unix:PATH")
-    run: str = key("", "run directory of the learner; defaults to the newest run below runs/ if learner= is empty, too")
+    run: str = key("", f"{RUN}, unless learner= is given")
     security: SecurityConfig = group(SecurityConfig)
 
 
@@ -386,7 +387,7 @@ class DoctorConfig(RunConfig):
     """Settings of `seedrl doctor`: those of the run to check, or the address of one that is running."""
 
     learner: str = key("", "address of a running learner to examine: HOST:PORT or unix:PATH")
-    run: str = key("", "run directory of a running learner to examine")
+    run: str = key("", "run directory of a running learner to examine, or a plain word: seedrl doctor RUN")
 
 
 @dataclass
@@ -434,7 +435,8 @@ class PlotConfig:
     """Settings of `seedrl plot`."""
 
     runs: list[str] = key(
-        [], "run directories, or directories that contain some, written as plain words: seedrl plot A B"
+        [],
+        "run directories, or directories that contain some, as plain words: seedrl plot A B; empty for the newest",
     )
     out: str = key("compare.png", "file to write; .pdf and .svg are supported as well")
 
@@ -443,7 +445,7 @@ class PlotConfig:
 class ExportConfig:
     """Settings of `seedrl export`."""
 
-    run: str = key(MISSING, "the run directory")
+    run: str = key("", RUN)
     checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
     format: Format = key(Format.torch, "torch (a .pt2 file, by torch.export) | onnx")
     out: str = key("", "file to write; empty for policy.pt2 or policy.onnx in the run directory")
@@ -453,7 +455,7 @@ class ExportConfig:
 class RecordConfig:
     """Settings of `seedrl record`."""
 
-    run: str = key(MISSING, "the run directory")
+    run: str = key("", RUN)
     checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
     episodes: int = key(4, "number of episodes to play, with the most likely action in every step")
     out: str = key(
@@ -469,7 +471,7 @@ class RecordConfig:
 class CardConfig:
     """Settings of `seedrl card`."""
 
-    run: str = key(MISSING, "the run directory; the card is written there as card.md")
+    run: str = key("", f"{RUN}; the card is written there as card.md")
     upload: str = key(
         "", "Hugging Face hub repository (USER/NAME) to upload the card, policy, curve and videos to; empty for none"
     )

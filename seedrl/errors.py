@@ -16,7 +16,8 @@
     │   └── NoCapacity         the learner has too few free slots
     ├── ThreadDied             a thread of the learner died                     exit 7
     ├── Diverged               too many losses or gradients were not finite     exit 8
-    └── RankLost               another rank of the learner died or hangs        exit 9
+    ├── RankLost               another rank of the learner died or hangs        exit 9
+    └── JobFailed              a job submitted from Python failed               its own exit code
 
 A message says what happened, what was seen, and what to change.
 """
@@ -90,6 +91,12 @@ class Diverged(SeedrlError):
 
 class RankLost(SeedrlError):
     exit_code = 9
+
+
+class JobFailed(SeedrlError):
+    def __init__(self, words: str, exit_code: int) -> None:
+        super().__init__(words)
+        self.exit_code = exit_code
 
 
 def require(holds: bool, otherwise: str) -> None:

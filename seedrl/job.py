@@ -1,6 +1,7 @@
 """A job described and submitted in Python instead of on the command line.
 
-    Job().env("Pong-v5").learner(ranks=2).actors(total=8, per_node=4).on("ray").build().submit("name")
+    handle = Job().env("Pong-v5").learner(ranks=2).actors(total=8, per_node=4).on("ray").build().submit("name")
+    summary = handle.wait()
 
 Every call adds the overrides that the command line has for the same settings, so `build` returns what `seedrl run`
 would compose from them: there is one way to make a RunConfig.
@@ -8,15 +9,17 @@ would compose from them: there is one way to make a RunConfig.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from seedrl.commandline.settings import conf_directory
 from seedrl.commands import compose
 from seedrl.config import Engine, Placement, RunConfig
 from seedrl.errors import ConfigError
-from seedrl.launching.engines import check_launch, launch_job
+from seedrl.job_handle import SubmittedJob
+from seedrl.launching.engines import check_launch
 from seedrl.launching.overrides import override
-from seedrl.run.directory import directory_name
+from seedrl.run.directory import RunDirectory, directory_name
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,17 @@ class BuiltJob:
     config: RunConfig
     overrides: tuple[str, ...]  # those of `seedrl run` that give this config
 
-    def submit(self, name: str) -> None:
-        """Run the job under this name, in runs/<env>/<name>; return when it is over."""
-        run_dir = f"runs/{directory_name(self.config.env.id)}/{name}"
-        overrides = [*self.overrides, override("launch.name", name), override("run_dir", run_dir)]
-        launch_job(compose("run", overrides), overrides)
+    def submit(self, name: str) -> SubmittedJob:
+        """Start the job under this name, in runs/<env>/<name>, and return a handle on it. An existing run is resumed.
+
+        Raises an error for a job that could not be started, or a run that cannot be resumed with these settings.
+        """
+        directory = Path("runs") / directory_name(self.config.env.id) / name
+        overrides = [*self.overrides, override("launch.name", name), override("run_dir", str(directory))]
+        config = compose("run", overrides)
+        check_launch(config, overrides)
+        RunDirectory.prepare(config)
+        return SubmittedJob.start(directory.absolute(), overrides)
 
 
 class Job:

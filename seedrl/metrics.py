@@ -5,6 +5,7 @@ Values are plain numbers: an update takes no lock and a tenth of a microsecond. 
 counter as `seedrl_x_total` (`monitoring/exposition.py`); docs/metrics.md is generated from here.
 """
 
+import math
 import re
 import time
 from bisect import bisect_left
@@ -39,6 +40,8 @@ REFUSALS = (
     *("unauthenticated", "invalid_message", "mismatch", "not_granted", "too_late", "superseded", "no_capacity"),
     "internal",
 )
+QUANTILES = ("0.1", "0.5", "0.9")
+MOODS = ("good", "open", "bad")  # of the verdict on learning
 REDIRECTS = ("balance", "closed", "drain", "rebalance")
 
 
@@ -155,9 +158,15 @@ def counters(label: str, values: tuple[str, ...], meaning: str) -> Any:
     return field(default_factory=lambda: dict.fromkeys(values, 0), metadata={"metric": declaration})
 
 
-def gauge(meaning: str) -> Any:
+def gauge(meaning: str, at_first: float = 0.0) -> Any:
     """Declare a number that goes up and down."""
-    return field(default=0.0, metadata={"metric": Declaration(Kind.gauge, meaning)})
+    return field(default=at_first, metadata={"metric": Declaration(Kind.gauge, meaning)})
+
+
+def gauges(label: str, values: tuple[str, ...], meaning: str) -> Any:
+    """Declare a gauge for each value of a label; they are NaN as long as there is no number."""
+    declaration = Declaration(Kind.gauge, meaning, label, values)
+    return field(default_factory=lambda: dict.fromkeys(values, math.nan), metadata={"metric": declaration})
 
 
 def reported(label: str, meaning: str) -> Any:
@@ -242,6 +251,7 @@ class ServingMetrics:
     actors_cpu_seconds: float = counter("CPU time of actors, added up")
     actors_reconnects: int = counter("Sessions of actors that had an earlier session")
     actors_env_failures: int = counter("Sessions of actors whose environments had failed in the previous session")
+    reward_sum: float = 0.0  # of all transitions that `env_steps` counts, in this process
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # of the last finished episodes
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=100))
     eval_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # the same, of evaluation
@@ -254,9 +264,26 @@ class ServingMetrics:
     def eval_return_mean_100(self) -> float | None:
         return _mean(self.eval_returns)
 
+    def return_quantiles(self) -> dict[str, float]:
+        """Return true quantiles of the last 100 returns, by their share; nothing before the first episode ends."""
+        return quantiles(self.returns)
+
+    def length_quantiles(self) -> dict[str, float]:
+        """Return the same of the lengths of episodes."""
+        return quantiles(self.lengths)
+
     @property
     def batch_mean(self) -> float:
         return self.rows / self.batches if self.batches else 0.0
+
+
+def quantiles(values: deque[Any]) -> dict[str, float]:
+    """Return quantiles of values that another thread may add to meanwhile."""
+    seen = values.copy()
+    if not seen:
+        return {}
+    found = np.quantile(np.array(seen, np.float64), [float(share) for share in QUANTILES])
+    return dict(zip(QUANTILES, found.tolist(), strict=True))
 
 
 def _mean(values: deque[float]) -> float | None:
@@ -289,8 +316,8 @@ class LearningMetrics:
         SECONDS, "Time from the end of an optimizer step until its weights are served"
     )
     algorithm: ReportedValues = reported("value", "Numbers that the algorithm reports about a recent update")
-    grad_norm: float = gauge("Norm of the gradient before clipping")
-    learning_rate: float = gauge("Step size of the optimizer")
+    grad_norm: float = gauge("Norm of the gradient before clipping; NaN before the first update", math.nan)
+    learning_rate: float = gauge("Step size of the optimizer; NaN before the first update", math.nan)
     checkpoint_seconds: Histogram = histogram(SECONDS, "Time to write a checkpoint")
     checkpoints_failed: int = counter("Checkpoints that could not be written")
     checkpoints_damaged: int = counter("Checkpoints found damaged when the run was resumed; an earlier one was used")
@@ -324,8 +351,19 @@ class LearnerState:
     frames: int = counter("Simulator frames: env_steps times env.frame_skip")
     return_mean: float = gauge("Mean return of the last 100 episodes; NaN before the first one")
     eval_return_mean: float = gauge("Mean return of the last 100 evaluation episodes; NaN before the first one")
+    return_quantile: dict[str, float] = gauges(
+        "quantile", QUANTILES, "Quantiles of the returns of the last 100 episodes; NaN before the first one"
+    )
+    length_quantile: dict[str, float] = gauges(
+        "quantile", QUANTILES, "Quantiles of the lengths of the last 100 episodes; NaN before the first one"
+    )
+    reward_per_step: float = gauge("Mean reward per step over the last seconds, unclipped; NaN if there was no step")
+    learning: dict[str, float] = gauges(
+        "mood", MOODS, "1 for the mood of the verdict on learning: good, open (neither, or not known) or bad"
+    )
     policy_version: float = gauge("Version of the weights that act")
     sessions_open: float = gauge("Actors connected")
+    sessions_paused: float = gauge("Actors connected that seedrl control pause has paused")
     desired_actors: float = gauge(
         "Actors that the learner could use, from how long it waits for data and how long they are held back, within "
         "actors.count and actors.at_most"

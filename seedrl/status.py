@@ -1,6 +1,7 @@
 """The status of a learner and of its actors. Plain values; knows nothing of how they travel or are shown."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 SILENT_SECONDS = 5.0  # after which an actor is pointed out
 DRAINED = "Drained, as was asked"  # the reason that an actor gives if it must not be started again
@@ -10,9 +11,27 @@ DRAINED = "Drained, as was asked"  # the reason that an actor gives if it must n
 class Verdict:
     """The limit of the speed, the evidence for it, and the one setting to change."""
 
-    bottleneck: str = "none"  # env, network, batching, inference, store, learner; none: nothing to judge yet
+    bottleneck: str = "none"  # env, network, batching, inference, store, learner, paused; none: nothing to judge yet
     evidence: str = ""
     change: str = ""
+
+
+class Mood(StrEnum):
+    """The tone of a verdict."""
+
+    good = "good"
+    open = "open"  # neither good nor bad, or not known
+    bad = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """The verdict on learning: whether the run learns, the evidence for it, and the one setting to try."""
+
+    verdict: str = "early"  # rising, reached, settled, flat, falling; or a bad sign, such as "entropy gone"
+    evidence: str = ""
+    change: str = ""  # empty if there is nothing to change
+    mood: Mood = Mood.open
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +66,7 @@ class Status:
     goal_return: float | None = None
     row: dict[str, float] = field(default_factory=dict)  # the newest row, named as in metrics.jsonl; numbers only
     verdict: Verdict = field(default_factory=Verdict)
+    learning: Learning = field(default_factory=Learning)
     trouble: dict[str, int] = field(default_factory=dict)  # everything that was dropped, skipped or refused
     actors: list[ActorStatus] = field(default_factory=list)  # slowest first
     rank: int = 0

@@ -59,9 +59,9 @@ def is_of_the_call(error: BaseException) -> bool:
 
 
 def report(error: BaseException) -> str:
-    """Return an error as people should see it: its message, and below it the traceback of the user's own code."""
+    """Return an error as people should see it: its message, the traceback of the user's own code, and its notes."""
     own = failed(SeedrlError, type(error).__name__, error)
-    return f"{own}\n{own.traceback}" if own.traceback else str(own)
+    return "\n".join([str(own), *([own.traceback] if own.traceback else []), *getattr(error, "__notes__", ())])
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -16,7 +16,7 @@ from seedrl.config import (
     ServeConfig,
 )
 from seedrl.errors import require
-from seedrl.plugins import is_import_path
+from seedrl.plugins import is_import_path, is_own
 from seedrl.sizes import can_be_on_policy, evaluation_envs, serving_ranks
 from seedrl.wire.address import check_address
 from seedrl.wire.security import check_actor_security, check_learner_security, is_socket, is_wildcard
@@ -173,6 +173,11 @@ def check_job(config: RunConfig) -> None:
 
 def _check_on_this_machine(config: RunConfig) -> None:
     ranks, actors, per_node = config.ranks, config.actors, config.launch.per_node
+    require(
+        not is_own(config.env.id) or not actors.count,
+        f"env.id={config.env.id}: actors bring this environment, so `seedrl run` cannot start them; start the learner "
+        "alone with `seedrl learner`, or set actors.count=0",
+    )
     require(
         ranks.count == 1 or config.launch.engine is not Engine.local,
         f"ranks.count={ranks.count} needs an engine that starts several ranks: launch=torchrun on this machine, "

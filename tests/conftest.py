@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ import pytest
 from tests.integration.processes import Commands
 
 pytest_plugins = ["tests.leftovers"]
+
+# The list of runs that lie elsewhere is a file of the user's; the tests and all processes they start have one of their
+# own, which ends with them.
+_STATE = tempfile.TemporaryDirectory(prefix="seedrl-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 SEEDS: dict[
     str, Callable[[Any], object]

@@ -76,7 +76,13 @@ class Load:
         shares = {f"cycle/{part}": 0.0 for part in ("network", "fill")} | {"learner/backward": 0.9}
         zeros = dict.fromkeys(("round_trip_seconds", "act_latency_seconds", "inference_batch", "serving/forward"), 0.0)
         return {
-            **{"seconds": self.now, "actors": self.joined, "updates": self._updates, "policy_lag": self.lag},
+            **{
+                "seconds": self.now,
+                "actors": self.joined,
+                "paused_actors": 0,
+                "updates": self._updates,
+                "policy_lag": self.lag,
+            },
             **shares | parts | zeros,
             "replayed": self.replayed,
         }

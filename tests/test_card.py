@@ -2,13 +2,14 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from seedrl.config import CardConfig, EnvConfig, ModelConfig
+from seedrl.config import CardConfig, Engine, EnvConfig, LaunchConfig, ModelConfig, RunConfig
 from seedrl.errors import RunDirectoryError, SeedrlError
 from seedrl.run.directory import RunDirectory, plain
 from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
@@ -27,6 +28,14 @@ SUMMARY = {
     "return_mean_100": 475.25,
     "trouble": {"rows dropped: partial_unroll": 7},
     "made_with": {"seedrl": "0.1.0", "commit": "abc123", "torch": "2.13.0"},
+}
+SCORE = {"episodes": 200, "mean": 480.5, "median": 485.0, "iqm": 482.2, "iqm_low": 479.0, "iqm_high": 486.0}
+REPORT = {
+    "env_steps": 1_234_567,
+    "greedy": True,
+    "episodes": 100,
+    "score": {**SCORE, "std": 12.2, "least": 400.0, "most": 500.0},
+    "seeds": [{"seed": 1}, {"seed": 2}],
 }
 SPEC = EnvSpec(
     {"camera": ArraySpec((3, 40, 40), "uint8"), "joints": ArraySpec((4,), "float32")},
@@ -65,7 +74,9 @@ def test_card_tells_what_how_long_and_how_good(tmp_path: Path) -> None:
 
 
 def test_card_counts_the_parameters_of_the_model(tmp_path: Path) -> None:
-    run_dir = leave_trained(tmp_path / "run")  # 4 → 8 → 2 and 1
+    """Running statistics, which PopArt and normalized observations have, are no parameters."""
+    run_dir = leave_trained(tmp_path / "run", model=ModelConfig(layers=[8], popart=True, normalize=True))
+    # 4 → 8 → 2 and 1
     assert f"| parameters | {4 * 8 + 8 + 8 * 2 + 2 + 8 + 1} |" in card_of(run_dir)
 
 
@@ -91,13 +102,17 @@ def test_card_shows_the_curve_the_newest_video_and_evaluations_that_are_there(tm
         (run_dir / name).parent.mkdir(exist_ok=True)
         (run_dir / name).touch()
     (run_dir / "eval").mkdir()
-    (run_dir / "eval/best.json").write_text(json.dumps({"return_mean": 480.5, "episodes": 100, "returns": [1, 2]}))
+    (run_dir / "eval/best.json").write_text(json.dumps(REPORT))
+    (run_dir / "eval/other.json").write_text(json.dumps({"score": "none of ours"}))
     card = card_of(run_dir)
     assert "](curve.png)" in card
     assert "](videos/002.gif)" in card
     assert "[Video](videos/002.mp4)" in card
-    assert "| evaluation `best`: return_mean | 480.5 |" in card
-    assert "| evaluation `best`: episodes | 100 |" in card
+    [row] = [line for line in card.splitlines() if line.startswith("| evaluation")]
+    assert row == (
+        "| evaluation after 1,234,567 steps, acting greedily, 200 episodes of 2 seeds | "
+        "480.5 ± 12.2 (median 485, IQM 482.2 [479, 486]) |"
+    )
 
 
 def test_card_of_a_run_that_has_not_ended_says_so(tmp_path: Path) -> None:
@@ -118,14 +133,26 @@ def test_card_of_no_run_directory_says_so(tmp_path: Path) -> None:
 
 
 def test_card_has_a_command_that_makes_the_same_run(tmp_path: Path) -> None:
-    run_dir = leave_run(tmp_path / "run")
-    config = RunDirectory(run_dir).config()
-    config.seed, config.algorithm.learning_rate_end, config.env.wrappers = 7, 1e-4, ["m:W", "n:V"]
-    command, *overrides = shlex.split(training_command(config))[1:]
-    again = composed(command, overrides)
-    ours, theirs = plain(config), plain(again)
+    run = RunDirectory(leave_run(tmp_path / "run"))
+    config = replace(run.config(), seed=7, socket="unix:/tmp/of-this-process")
+    config.algorithm.learning_rate_end, config.env.wrappers = 1e-4, ["m:W", "n:V"]
+    run.claim(config)
+    run.release()
+    command, *overrides = shlex.split(training_command(run))[1:]
+    assert command == "learner"
+    ours, theirs = plain(config), plain(composed(command, overrides))
     for section in ("env", "model", "algorithm", "actors", "seed", "stop"):
         assert theirs[section] == ours[section]
+    assert "of-this-process" not in card_of(run.path)
+
+
+def test_card_of_a_job_has_the_command_of_the_job(tmp_path: Path) -> None:
+    run = RunDirectory(leave_run(tmp_path / "run"))
+    job = RunConfig(launch=LaunchConfig(engine=Engine.torchrun))
+    run.write_job(job)
+    command, *overrides = shlex.split(training_command(run))[1:]
+    assert command == "run"
+    assert composed(command, overrides).launch.engine is Engine.torchrun
 
 
 # Uploading

@@ -154,6 +154,25 @@ def test_supervisor_that_was_signalled_restarts_nothing(learner: LearnerProcess,
     assert not learner.schedule_restart(-9, is_stopping=True)
 
 
+@pytest.mark.parametrize(
+    ("code", "is_stopping", "state"),
+    [
+        (128 + signal.SIGINT, True, State.INTERRUPTED),  # a second Ctrl-C
+        (-signal.SIGKILL, True, State.INTERRUPTED),  # it took too long after the first
+        (-signal.SIGTERM, False, State.INTERRUPTED),
+        (7, True, State.FAILED),
+        (-signal.SIGKILL, False, State.INIT),  # it is restarted
+    ],
+)
+def test_supervisor_calls_a_run_that_a_user_ends_at_once_interrupted(
+    learner: LearnerProcess, notes: ProcessNotes, code: int, is_stopping: bool, state: State
+) -> None:
+    context = tell(notes)
+    learner.schedule_restart(code, is_stopping)
+    notes.write([learner.child])
+    assert context.read().state is state
+
+
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (3, 3), (7, 7), (-signal.SIGKILL, 128 + signal.SIGKILL)])
 def test_supervisor_that_was_signalled_ends_with_the_code_of_its_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: int
@@ -371,3 +390,27 @@ def test_supervisor_port_zero_becomes_one_that_stays() -> None:
     assert int(port) > 0
     assert _with_a_port("127.0.0.1:50051") == "127.0.0.1:50051"
     assert _with_a_port("") == ""
+
+
+@pytest.mark.parametrize(("code", "is_kept"), [(2, False), (7, True)])
+def test_run_whose_settings_are_refused_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, is_kept: bool
+) -> None:
+    """Logs of any other failure may be needed, so its directory stays, and is named with the line that resumes it."""
+    monkeypatch.setattr(Supervisor, "_forward_signals", lambda _: None)  # pytest keeps its own handlers
+    monkeypatch.setattr(LearnerProcess, "_start", lambda _: ending_with(code))
+    run_dir = tmp_path / "CartPole-v1" / "run"
+    with pytest.raises(SystemExit):
+        run_locally(RunConfig(run_dir=str(run_dir), actors=ActorsConfig(count=0)), [])
+    assert run_dir.exists() is run_dir.parent.exists() is is_kept
+    assert (f"resume     seedrl run {run_dir}\n" in capsys.readouterr().err) is is_kept
+
+
+def test_run_whose_settings_are_refused_leaves_a_directory_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Supervisor, "_forward_signals", lambda _: None)
+    monkeypatch.setattr(LearnerProcess, "_start", lambda _: ending_with(2))
+    with pytest.raises(SystemExit):
+        run_locally(RunConfig(run_dir=str(tmp_path), actors=ActorsConfig(count=0)), [])
+    assert tmp_path.exists()

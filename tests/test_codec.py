@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted, Refused
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import DTYPES, ArraySpec, EnvSpec, discrete
-from seedrl.status import ActorStatus, Status, Verdict
+from seedrl.status import ActorStatus, Learning, Mood, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.control import describe_request, parse_control_request, serialize_control_request
@@ -153,6 +153,7 @@ def test_status_roundtrip_keeps_everything(goal: float | None) -> None:
         goal_return=goal,
         row={"seconds": 1.5, "cycle/env": 0.25},
         verdict=Verdict("env", "because", "do this"),
+        learning=Learning("flat", "it is flat", "try this", Mood.bad),
         trouble={"rows dropped: session_ended": 2},
         actors=[actor, actor],
         algorithm="ppo (4 passes × 8 minibatches)",

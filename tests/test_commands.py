@@ -1,5 +1,10 @@
 """The command line: what it says, what it refuses, and that asking costs no import of torch."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -11,6 +16,7 @@ from seedrl.commandline.settings import settings_of
 from seedrl.commandline.suggestions import ELSEWHERE
 from seedrl.commands import COMMANDS, compose, main, vocabulary
 from tests.integration.processes import Commands
+from tests.trained_runs import leave_trained
 
 HEAVY = ("torch", "grpc", "envpool")
 LINES, COLUMNS = 24, 100  # one screen
@@ -67,7 +73,7 @@ def test_help_of_run_has_five_examples_and_ten_settings_with_the_presets_values(
 ) -> None:
     main(["run", "env=pong", "--help", "seed=7"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0].startswith("seedrl run key=value")
+    assert lines[0].startswith("seedrl run [RUN] key=value")
     assert len([line for line in lines[1:] if line.startswith("seedrl run ")]) == 5
     settings = {line.split("=")[0]: line.split("=")[1].split()[0] for line in lines if line.split("=")[0] in OFTEN}
     assert len(settings) == len(OFTEN) == 10
@@ -80,8 +86,10 @@ def test_help_of_run_has_five_examples_and_ten_settings_with_the_presets_values(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_examples_are_lines_that_work(name: str) -> None:
+def test_help_examples_are_lines_that_work(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An example may be explained after some spaces."""
+    leave_trained(tmp_path / "runs/CartPole-v1/20260101-120000")
+    monkeypatch.chdir(tmp_path)
     for example in COMMANDS[name].examples:
         command, *arguments = example.partition("  ")[0].split()
         line = read(COMMANDS[command], vocabulary(command), arguments)
@@ -303,3 +311,13 @@ def test_unknown_command_that_is_like_no_other_is_refused_with_those_there_are()
 def test_names_of_other_libraries_all_mean_something_that_exists() -> None:
     known = {*vocabulary("run").settings, *COMMANDS}
     assert [ours for ours in ELSEWHERE.values() if ours not in known] == []
+
+
+def test_command_finds_modules_of_the_working_directory(tmp_path: Path) -> None:
+    """Like `python -m seedrl`, the program `seedrl` can be given modules that lie where it is started."""
+    (tmp_path / "mine.py").touch()
+    program = "from seedrl.commands import main; main(['--version']); import mine"
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0

@@ -39,7 +39,7 @@ GENERATED = "seedrl.v1"
 # A module imports from its own row and from those above it. A name stands for the module or the whole package.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
-        *("seedrl", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
+        *("seedrl.version", "seedrl.config", "seedrl.errors", "seedrl.specs", "seedrl.metrics", "seedrl.status"),
         *("seedrl.rows", "seedrl.types", "seedrl.actions", "seedrl.run.identity", "seedrl.run.stopping"),
         *("seedrl.schema", "seedrl.plugins", "seedrl.tracebacks", "seedrl.sizes", "seedrl.algorithms.settings"),
     ),
@@ -53,7 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
     ("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.roles", "seedrl.launching", "seedrl.trained"),
-    ("seedrl.commandline", "seedrl.commands", "seedrl.job"),
+    ("seedrl", "seedrl.commandline", "seedrl.commands", "seedrl.job", "seedrl.job_handle"),
     ("seedrl.__main__", "envs_server.__main__"),
 )
 # These share a row and still know nothing of each other.
@@ -101,7 +101,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optuna": {"seedrl.commandline.search"},
     "yaml": {"seedrl.run.directory", "seedrl.launching.kubernetes", "seedrl.trained.card"},
     "rich": {"seedrl.run.progress", "seedrl.monitoring.overview"},
-    "safetensors": {"seedrl.run.checkpoint", "seedrl.trained.card"},
+    "safetensors": {"seedrl.run.checkpoint"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
     "cryptography": {"seedrl.wire.certificates"},
     "matplotlib": {"seedrl.monitoring.plots"},
@@ -112,6 +112,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "onnxscript": {"seedrl.trained.export"},
     "imageio": {"seedrl.trained.record"},
     "imageio_ffmpeg": {"seedrl.trained.record"},
+    "PIL": {"seedrl.trained.record"},
     "huggingface_hub": {"seedrl.trained.hub"},
     "ray": {f"seedrl.launching.ray_{name}" for name in ("autoscaler", "cluster", "driver", "host", "host_handle")},
 }
@@ -123,6 +124,7 @@ IMPORT_NAMES = {
     "huggingface-hub": "huggingface_hub",
     "hydra-core": "hydra",
     "imageio-ffmpeg": "imageio_ffmpeg",
+    "pillow": "PIL",
     "prometheus-client": "prometheus_client",
     "protobuf": "google",
     "pyyaml": "yaml",

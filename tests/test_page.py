@@ -250,6 +250,58 @@ def test_page_shows_hostile_names_as_text(serve: Callable[..., str]) -> None:
     assert "owned" not in seen.all("title")[0].text.replace(HOSTILE, "")
 
 
+def test_page_shows_the_verdict_on_learning_beside_the_bottleneck(serve: Callable[..., str]) -> None:
+    learning = {"verdict": "entropy gone", "evidence": "The return is flat.", "mood": "bad"}
+    told = status(learning={**learning, "change": "Raise algorithm.entropy_cost (now 0.01)."})
+    card = look(serve(lambda: told)).id("learning")
+    assert card.text.startswith("It does not learn: entropy gone.The return is flat.Raise algorithm.entropy_cost")
+    assert [code.text for code in card.all("code")] == ["algorithm.entropy_cost"]
+    assert "--bad" in card.attributes["style"]
+
+
+def test_page_of_a_paused_run_says_so_in_place_of_a_bottleneck(serve: Callable[..., str]) -> None:
+    verdict = {"bottleneck": "paused", "evidence": "All actors are paused.", "change": "Let them continue."}
+    seen = look(serve(lambda: status(state="paused", verdict=verdict)))
+    assert seen.id("state").text == "paused"
+    assert seen.id("verdict").text.startswith("Actors are paused.")
+
+
+def test_page_return_curves_have_a_legend_and_their_true_spread(serve: Callable[..., str]) -> None:
+    rows = [
+        {
+            **row,
+            "eval_return_mean_100": 1.0,
+            "eval_episodes": 7,
+            "return_p10": -20.0,
+            "return_p90": 20.0,
+            "episodes": 40,
+        }
+        for row in history()
+    ]
+    seen = look(serve(lambda: status(row=rows[-1]), rows))
+    legend = next(node for node in seen.id("plot-return").all("div") if node.attributes.get("class") == "legend")
+    assert [span.text for span in legend.all("span")] == [
+        "training, mean of 40 episodes",
+        "evaluation, mean of 7 episodes",
+        "10 % to 90 % of them",
+    ]
+    assert len(curve(seen, "return_p90")) == 2 * ROWS
+
+
+def test_page_before_the_first_episode_ends_shows_the_reward(serve: Callable[..., str]) -> None:
+    rows = [{**row, "return_mean_100": None, "reward_per_step": 0.25} for row in history()]
+    seen = look(serve(lambda: status(row=rows[-1]), rows))
+    assert seen.id("plot-return").is_hidden
+    assert "reward 0.25 per step" in seen.id("tile-return").text
+    assert len(curve(seen, "reward_per_step")) == ROWS
+
+
+def test_page_of_an_on_policy_run_does_not_speak_of_an_empty_store(serve: Callable[..., str]) -> None:
+    seen = look(serve(lambda: status(row={**row_at(1), "on_policy": 1.0, "store_fill": 0.0})))
+    assert "store" not in seen.id("tile-lag").text
+    assert "on policy" in seen.id("tile-lag").text
+
+
 def test_page_goes_on_with_what_the_status_says(serve: Callable[..., str]) -> None:
     trouble = {"rows dropped: session_ended": 1234, "updates skipped": 0}
     told = (

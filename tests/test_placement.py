@@ -61,6 +61,7 @@ def test_labels_decide_which_machines_count() -> None:
     ("config", "words"),
     [
         (job(actors=12), r"actor 11 fits on no machine: it needs 1 cores, and a has 0 cores left beside 1 learners"),
+        (job(actors=12), r"launch.actor.cpus says what each needs, and may be a fraction; actors.count says how many"),
         (job(actors=4, per_node=1), r"actor 3 fits on no machine, 1 on a machine"),
         (job(actors=4, placement=("collocate",)), r"actor 3 fits on no machine beside a rank"),
         (job(per_node=-1), r"launch.per_node=-1 must not be negative"),

@@ -123,10 +123,16 @@ def test_groups_are_labelled_by_what_differs_and_nothing_else(tmp_path: Path) ->
     runs = [leave_run(tmp_path / f"{lstm}-{seed}", model__lstm=lstm, seed=seed) for lstm in (0, 64) for seed in (1, 2)]
     runs.append(leave_run(tmp_path / "small", model__layers=[8, 8], lockstep=True))
     assert labels(*runs) == [
+        "CartPole-v1 model.layers=[8,8] model.lstm=0 lockstep=true (1 seed)",
         "CartPole-v1 model.layers=[64,64] model.lstm=0 lockstep=false (2 seeds)",
         "CartPole-v1 model.layers=[64,64] model.lstm=64 lockstep=false (2 seeds)",
-        "CartPole-v1 model.layers=[8,8] model.lstm=0 lockstep=true (1 seed)",
     ]
+
+
+def test_groups_are_in_the_order_of_their_labels_whatever_the_order_of_runs(tmp_path: Path) -> None:
+    runs = [leave_run(tmp_path / str(number), model__lstm=number, seed=number) for number in (128, 16, 64, 8)]
+    found = labels(*runs)
+    assert [label.split()[1] for label in found] == [f"model.lstm={number}" for number in (8, 16, 64, 128)]
 
 
 def test_groups_of_other_environments_do_not_lengthen_a_label(tmp_path: Path) -> None:
@@ -199,14 +205,15 @@ def test_plot_run_without_episodes_is_said_by_name_and_left_out(
     printed = capsys.readouterr().out
     assert f"{empty} is left out: no episode has ended in it\n" in printed
     assert f"{damaged} is left out: {damaged}/config.yaml cannot be read" in printed
-    assert "CartPole-v1      1" in printed
+    assert "CartPole-v1     1" in printed
 
 
-def test_plot_without_anything_to_draw_is_refused_in_words(tmp_path: Path) -> None:
+def test_plot_without_anything_to_draw_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     empty = leave_run(tmp_path / "empty", [])
     (tmp_path / "other").mkdir()
     for runs, words in (
-        ([], "give the runs"),
+        ([], "there is no run below runs/"),
         ([str(tmp_path / "nowhere")], "there is no .*nowhere; give run directories"),
         ([str(tmp_path / "other")], "there is no run in .*other"),
         ([str(empty)], "no episode has ended in any run of"),
@@ -243,8 +250,24 @@ def test_plot_command_takes_words_as_runs(commands: Commands) -> None:
 def test_plot_command_without_runs_is_one_line(commands: Commands) -> None:
     code, _, err = commands.run("plot")
     assert code == 2
-    assert err.startswith("seedrl plot: give the runs: seedrl plot RUN …")
+    assert err.startswith("seedrl plot: there is no run below runs/")
     assert err.count("\n") == 1
+
+
+def test_plot_counts_runs_and_not_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(leave_run(tmp_path / name, seed=1)) for name in ("once", "again")]
+    run_plot(PlotConfig(runs=runs, out=str(tmp_path / "x.png")))
+    header, row, *_ = capsys.readouterr().out.splitlines()
+    assert (header.split()[1], row.split()[1]) == ("runs", "2")
+
+
+def test_plot_without_a_word_draws_the_newest_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    leave_run(tmp_path / "runs" / "x", model__lstm=8)
+    run_plot(PlotConfig(out="x.png"))
+    assert "CartPole-v1" in capsys.readouterr().out
 
 
 def test_plot_command_word_after_an_option_is_the_options(commands: Commands) -> None:
@@ -266,6 +289,15 @@ def test_draw_curve_writes_into_the_run_directory(tmp_path: Path) -> None:
     drawn = draw_curve(run)
     assert drawn == run / "curve.png"
     assert drawn.read_bytes().startswith(PNG)
+
+
+def test_draw_curve_shows_evaluation_beside_training(tmp_path: Path) -> None:
+    run = leave_run(tmp_path / "run", [])
+    rows = [{"env_steps": n, "seconds": n, "return_mean_100": n, "eval_return_mean_100": 2 * n or None} for n in (0, 1)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert np.isnan(read_curve(run).evaluations[0])
+    assert read_curve(run).evaluations[1] == 2
+    assert draw_curve(run) is not None
 
 
 def test_draw_curve_one_point_is_drawn(tmp_path: Path) -> None:

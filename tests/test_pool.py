@@ -1,5 +1,8 @@
 """The pool against the real envpool: the same rows, with ends and resets where they belong (invariant 7)."""
 
+import os
+import signal
+import subprocess
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +14,13 @@ import numpy as np
 import pytest
 
 from envs_server import pool as pool_module
+from envs_server.doom import PREFIX, remove_abandoned, running_in
 from envs_server.pool import EnvPool, Pool
 from seedrl.errors import ConfigError
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.wire.messages import Welcome
 from tests.fakes import FakePool, make_job, make_spec
+from tests.integration.waiting import eventually
 
 ENVS = 4
 
@@ -232,6 +237,27 @@ def test_vizdoom_leaves_nothing_in_the_working_directory(tmp_path: Path, monkeyp
     pool = pool_module.make_pool(make_job(1, env_id="HealthGathering-v1"), threads=1)
     pool.recv()
     assert any(engines.glob("*/_vizdoom*")), "this is where its engines run"
+    [directory] = engines.iterdir()
+    assert list(running_in(str(directory)))
     pool.close()
     assert list(here.iterdir()) == []
     assert not any(engines.glob("*/vizdoom"))
+    eventually(lambda: not list(running_in(str(directory))))
+
+
+def test_vizdoom_engines_of_an_actor_that_was_killed_are_ended_by_the_next_one(tmp_path: Path) -> None:
+    owner = subprocess.Popen(["true"])
+    owner.wait()
+    abandoned, other = tmp_path / f"{PREFIX}{owner.pid}-x", tmp_path / f"{PREFIX}{os.getpid()}-x"
+    abandoned.mkdir()
+    other.mkdir()
+    engines = [subprocess.Popen(["sleep", "60"], cwd=path) for path in (abandoned, other)]
+    try:
+        remove_abandoned(tmp_path)
+        assert engines[0].wait(timeout=10) == -signal.SIGKILL
+        assert engines[1].poll() is None
+    finally:
+        for engine in engines:
+            engine.kill()
+            engine.wait()
+    assert list(tmp_path.iterdir()) == [other]

@@ -256,7 +256,9 @@ def test_train_changes_all_weights_but_those_of_the_value_head(model: ModelConfi
     after = weights(network)
     unchanged = {name for name in before if torch.equal(before[name], after[name])}
     assert unchanged == {"value_head.weight", "value_head.bias"}
-    assert set(parts.metrics.algorithm) == {"loss", "q_loss", "mean_q", "max_target", "explained_variance"}
+    assert set(parts.metrics.algorithm) == {
+        *("loss", "q_loss", "mean_q", "max_target", "value_share", "explained_variance"),
+    }
     assert not same(before, after)
 
 

@@ -37,7 +37,7 @@ def test_settings_of_a_further_rank_have_addresses_of_its_own_and_leaves_the_ter
 def test_rank_shares_the_cores_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seedrl.ranks.settings.available_cores", lambda: 32)
     assert settings_of_rank(config_of(8), Identity("learner", 1, 8, local_world_size=4)).threads == 4
-    assert settings_of_rank(config_of(1), Identity("learner")).threads == 16
+    assert settings_of_rank(config_of(1), Identity("learner")).threads == 0  # half of those of whichever machine
 
 
 @pytest.mark.parametrize(("count", "world"), [(2, 1), (1, 2), (4, 2)])

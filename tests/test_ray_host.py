@@ -50,7 +50,7 @@ def test_process_that_is_stopped_gives_its_signal(program: Path) -> None:
     host = RayHost("actor-1")
     running = host.run("job", [], {}, str(program), True)
     assert next(running) == "up"
-    host.stop()
+    host.stop(signal.SIGTERM)
     assert list(running) == [-signal.SIGTERM]
 
 

@@ -19,7 +19,7 @@ from seedrl.monitoring.videos import Videos
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from seedrl.trained.play import Moment, job_of, play
 from seedrl.trained.player import FrameStack
-from seedrl.trained.record import GRID, Thinned, as_picture, fitted, grid_of, picture_in, run_record
+from seedrl.trained.record import CAPTION_HEIGHT, GRID, Thinned, as_picture, fitted, grid_of, picture_in, run_record
 from tests.fakes import FakeClock, make_spec
 from tests.trained_runs import leave_trained, make_trained
 
@@ -55,6 +55,7 @@ def test_play_of_an_episode_that_is_cut_short_goes_on_with_the_next(tmp_path: Pa
         (each, step) for each in (0, 1) for step in range(4)
     ]
     assert [moment.is_last for moment in moments] == [False, False, False, True] * 2
+    assert [moment.is_cut for moment in moments] == [False, False, False, True] * 2
     assert [moment.reward for moment in moments] == [0, 1, 1, 1] * 2
 
 
@@ -122,8 +123,17 @@ def test_record_films_what_the_environment_draws(tmp_path: Path, capsys: pytest.
     np.testing.assert_allclose(frames.mean(axis=(1, 2, 3)), [0, 40, 80, 120, 160, 200] * 2, atol=8)
     assert len(imageio.mimread(out.with_suffix(".gif"))) == 12
     grid = imageio.imread(out.with_suffix(".png"))
-    assert grid.shape[:2] == (2 * 140 + 4, 4 * 224 + 12)  # six frames of the first episode, enlarged
+    cell = 140 + CAPTION_HEIGHT
+    assert grid.shape[:2] == (2 * cell + 4, 4 * 224 + 12)  # six frames of the first episode, enlarged, with captions
+    captions = [grid[140:cell, 228 * column : 228 * column + 224] for column in range(4)]
+    assert all(caption.max() == 255 and caption.min() < 100 for caption in captions), "ink on white"
+    assert not np.array_equal(captions[0], captions[1]), "each has its own step and return"
     assert "after 1,234 steps; returns 5, 5" in capsys.readouterr().out
+
+
+def test_record_says_how_many_episodes_were_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    film(tmp_path, COUNTER, make_spec((2,)), episodes=2, size=60, max_steps=3)
+    assert "returns 3 (cut short at 3 steps), 3 (cut short at 3 steps)\n" in capsys.readouterr().out
 
 
 def test_record_films_observations_that_are_pictures(tmp_path: Path) -> None:

@@ -5,16 +5,19 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from seedrl.algorithms.settings import Optimizer
-from seedrl.config import LearnerConfig
+from seedrl.commands import compose
+from seedrl.config import Engine, LaunchConfig, LearnerConfig, RunConfig
 from seedrl.errors import ConfigError, RunDirectoryError
+from seedrl.launching.overrides import override
 from seedrl.run import reserve
-from seedrl.run.directory import RunDirectory, check_initial_weights, directory_name, plain
+from seedrl.run.directory import RunDirectory, check_initial_weights, directory_name, plain, restored
 
 
 def prepared(config: LearnerConfig) -> RunDirectory:
@@ -22,6 +25,13 @@ def prepared(config: LearnerConfig) -> RunDirectory:
     run = RunDirectory.prepare(config)
     run.claim(config)
     run.release()
+    return run
+
+
+def begun(config: LearnerConfig) -> RunDirectory:
+    """Return a run directory as a learner that has trained leaves it."""
+    run = prepared(config)
+    run.append_metrics({"env_steps": 1})
     return run
 
 
@@ -68,19 +78,14 @@ def test_run_directory_of_any_environment_has_a_plain_name(env_id: str, name: st
     assert directory_name(env_id) == name
 
 
-def test_run_directory_that_was_never_used_is_removed(tmp_path: Path) -> None:
-    run = prepared(config_for(tmp_path / "env/run"))
-    run.remove_if_unused()
-    assert not (tmp_path / "env").exists()
-
-
-@pytest.mark.parametrize("kept", ["metrics.jsonl", "checkpoints/1/manifest.json", "logs/actor-0.log"])
-def test_run_directory_with_something_to_look_at_is_not_removed(tmp_path: Path, kept: str) -> None:
+def test_run_directory_with_a_traceback_to_look_at_is_not_discarded(tmp_path: Path) -> None:
     run = prepared(config_for(tmp_path / "run"))
-    (run.path / kept).parent.mkdir(parents=True, exist_ok=True)
-    (run.path / kept).write_text("Traceback (most recent call last):\n")
-    run.remove_if_unused()
-    assert (run.path / kept).exists()
+    run.logs.mkdir()
+    (run.logs / "actor-0.log").write_text("Traceback (most recent call last):\n")
+    assert not run.discard_if_unused()
+    (run.logs / "actor-0.log").write_text("there is no such environment\n")
+    assert run.discard_if_unused()
+    assert not run.path.exists()
 
 
 @pytest.mark.parametrize(("name", "words"), [("nowhere", "no such directory"), ("empty", "no checkpoint in it")])
@@ -89,7 +94,7 @@ def test_initial_weights_that_are_not_there_are_refused_before_anything_starts(
 ) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=words):
-        check_initial_weights(str(tmp_path / name))
+        check_initial_weights(LearnerConfig(init_from=str(tmp_path / name)))
 
 
 @pytest.mark.parametrize("name", ["", "run", "run/checkpoints/1"])
@@ -99,7 +104,8 @@ def test_initial_weights_that_are_there_are_accepted(
     (tmp_path / "run/checkpoints/1").mkdir(parents=True)
     (tmp_path / "run/checkpoints/1/manifest.json").touch()
     monkeypatch.chdir(tmp_path)
-    check_initial_weights(name)
+    check_initial_weights(LearnerConfig(init_from=name))
+    check_initial_weights(LearnerConfig(init_from="gone since", run_dir="run"))
 
 
 def test_run_directory_existing_empty_directory_is_taken(tmp_path: Path) -> None:
@@ -163,12 +169,16 @@ def set_option(config: LearnerConfig) -> None:
     config.env.options["episodic_life"] = True
 
 
-def set_hidden(config: LearnerConfig) -> None:
+def set_layers(config: LearnerConfig) -> None:
     config.model.layers = [32]
 
 
 def set_optimizer(config: LearnerConfig) -> None:
     config.algorithm.optimizer = Optimizer.rmsprop
+
+
+def set_initial_weights(config: LearnerConfig) -> None:
+    config.init_from = "elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -178,14 +188,15 @@ def set_optimizer(config: LearnerConfig) -> None:
         (set_lockstep, "lockstep was False, is True"),
         (set_env, "env.id was CartPole-v1, is Pong-v5"),
         (set_option, "env.options.episodic_life was None, is True"),
-        (set_hidden, "model.layers was [64, 64], is [32]"),
+        (set_layers, "model.layers was [64, 64], is [32]"),
         (set_optimizer, "algorithm.optimizer was adam, is rmsprop"),
+        (set_initial_weights, "init_from was , is elsewhere"),
     ],
 )
 def test_run_directory_other_settings_are_refused_by_name(
     tmp_path: Path, change: Callable[[LearnerConfig], None], difference: str
 ) -> None:
-    prepared(config_for(tmp_path))
+    begun(config_for(tmp_path))
     before = (tmp_path / "config.yaml").read_text()
     changed = config_for(tmp_path)
     change(changed)
@@ -196,12 +207,12 @@ def test_run_directory_other_settings_are_refused_by_name(
 
 
 def test_run_directory_several_other_settings_are_all_named(tmp_path: Path) -> None:
-    prepared(config_for(tmp_path))
+    begun(config_for(tmp_path))
     changed = config_for(tmp_path)
     set_seed(changed)
-    set_hidden(changed)
+    set_layers(changed)
     other_run_settings(changed)
-    with pytest.raises(RunDirectoryError, match=r"settings: model.layers was .*; seed was 1, is 2\. Give"):
+    with pytest.raises(RunDirectoryError, match=r"settings: model.layers was .*; seed was 1, is 2\. These belong"):
         prepared(changed)
 
 
@@ -231,7 +242,7 @@ def test_run_directory_settings_that_cannot_be_read_are_refused(tmp_path: Path, 
 
 def test_run_directory_settings_of_an_older_version_name_what_is_missing(tmp_path: Path) -> None:
     config = config_for(tmp_path)
-    prepared(config)
+    begun(config)
     settings = plain(config)
     del settings["algorithm"]["discount"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
@@ -341,7 +352,7 @@ def test_run_directory_metrics_that_are_not_finite_are_null(tmp_path: Path) -> N
 
 def test_run_directory_of_another_algorithm_is_refused_by_its_name_alone(tmp_path: Path) -> None:
     """Its other settings differ as well, for they follow from it; they are not listed."""
-    prepared(config_for(tmp_path))
+    begun(config_for(tmp_path))
     changed = config_for(tmp_path)
     changed.algorithm.name = "vtrace"
     changed.algorithm.learning_rate = 0.5
@@ -351,3 +362,74 @@ def test_run_directory_of_another_algorithm_is_refused_by_its_name_alone(tmp_pat
     )
     with pytest.raises(RunDirectoryError, match=f"^{re.escape(words)}$"):
         prepared(changed)
+
+
+def test_run_directory_of_a_start_that_failed_takes_other_settings(tmp_path: Path) -> None:
+    """Nothing was trained with the old ones."""
+    prepared(config_for(tmp_path))
+    changed = config_for(tmp_path)
+    set_layers(changed)
+    prepared(changed)
+    assert settings_in(tmp_path) == plain(changed)
+
+
+# Resuming.
+
+
+def test_resumed_settings_are_those_of_the_run_and_of_its_job(tmp_path: Path) -> None:
+    job = RunConfig(run_dir=str(tmp_path), listen="10.0.0.1:50051", launch=LaunchConfig(engine=Engine.ray))
+    job.model.lstm, job.stop.env_steps = 8, 77
+    learner = replace(restored(LearnerConfig, plain(job)), listen="10.0.0.7:41234")
+    learner.ranks.advertise = "10.0.0.7"  # as the engine tells its learner
+    run = RunDirectory.prepare(job)
+    run.write_job(job)
+    run.claim(learner)
+    run.release()
+    assert run.settings_to_resume(RunConfig) == job
+    assert run.settings_to_resume(LearnerConfig).listen == "10.0.0.7:41234"
+
+
+def test_resumed_settings_have_no_socket_of_an_earlier_process(tmp_path: Path) -> None:
+    config = replace(config_for(tmp_path), listen="", socket="unix:/tmp/seedrl-x/learner.sock")
+    run = prepared(config)
+    assert "learner.sock" not in (tmp_path / "config.yaml").read_text()
+    assert run.settings_to_resume(RunConfig).listen == ""
+    assert run.settings_to_resume(LearnerConfig).listen == LearnerConfig().listen
+
+
+def resumed(run: Path, *words: str, command: str = "run") -> RunConfig:
+    config: RunConfig = compose(command, [override("run_dir", str(run)), *words])
+    return config
+
+
+def test_resuming_composes_words_on_top_of_the_settings_of_the_run(tmp_path: Path) -> None:
+    run_dir = tmp_path / "it's, a = run"
+    words = ["env=catch", "model.lstm=32", "stop.env_steps=777", "+env.options.height=7", "actors.count=3"]
+    first = compose("run", [*words, override("run_dir", str(run_dir))])
+    begun(first)
+    RunDirectory(run_dir).write_job(first)
+    assert resumed(run_dir) == first
+    more = resumed(run_dir, "stop.env_steps=1000000", "actors.count=1")
+    assert more == replace(first, stop=replace(first.stop, env_steps=1_000_000), actors=replace(first.actors, count=1))
+    RunDirectory.prepare(more)
+    assert resumed(run_dir, *words) == first  # the line of its start
+    learner = resumed(run_dir, command="learner")
+    assert (learner.env, learner.model, learner.stop) == (first.env, first.model, first.stop)
+
+
+@pytest.mark.parametrize(
+    ("word", "difference"),
+    [
+        ("model.lstm=8", "model.lstm was 0, is 8"),
+        ("env=cartpole", "env.id was Catch-v0, is CartPole-v1"),
+        ("env.id=CartPole-v1", "env.id was Catch-v0, is CartPole-v1"),
+        ("algorithm=ppo", "is trained with vtrace, and algorithm.name=ppo cannot resume it"),
+        ("seed=3", "seed was 1, is 3"),
+    ],
+)
+def test_resuming_with_a_word_that_belongs_to_the_run_is_refused_by_name(
+    tmp_path: Path, word: str, difference: str
+) -> None:
+    begun(compose("run", ["env=catch", override("run_dir", str(tmp_path))]))
+    with pytest.raises(RunDirectoryError, match=re.escape(difference)):
+        RunDirectory.prepare(resumed(tmp_path, word))

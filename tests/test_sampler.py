@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from seedrl.config import LearnerConfig
@@ -88,6 +89,34 @@ def test_row_has_every_value_that_the_algorithm_reports() -> None:
     assert row["grad_norm"] == 3.0
 
 
+def test_row_before_the_first_report_has_no_false_zeros_of_the_learner() -> None:
+    row = Scene().row()
+    assert not [name for name in row if name.startswith("algorithm/") or name in ("grad_norm", "learning_rate")]
+
+
+def test_row_reward_per_step_needs_no_episode_to_end() -> None:
+    scene = Scene()
+    scene.serving.env_steps, scene.serving.reward_sum = 200, 50.0
+    row = scene.row()
+    assert (row["return_mean_100"], row["reward_per_step"]) == (None, 0.25)
+
+
+def test_row_without_a_step_has_no_reward_per_step_rather_than_a_false_zero() -> None:
+    scene = Scene()
+    scene.clock.advance(5.0)
+    assert "reward_per_step" not in scene.row()
+
+
+def test_row_quantiles_are_those_of_the_returns_and_not_of_buckets() -> None:
+    scene = Scene()
+    scene.serving.returns.extend([0.9, 0.95, 0.96, 0.97, 1.0])
+    scene.serving.episode_return.observe_all(np.array(scene.serving.returns))
+    row = scene.row()
+    assert row["return_p50"] == 0.96
+    assert 0.9 < row["return_p10"] < 0.95
+    assert (row["returns"], row["return_sum"]) == (5, pytest.approx(4.78))
+
+
 def test_row_cycle_follows_littles_law() -> None:
     """Two groups and 100 requests in 10 s: a cycle takes 200 ms, of which the rest after the round trip is env."""
     scene = Scene()
@@ -147,6 +176,23 @@ def test_diagnose_learner_that_waits_blames_the_largest_part(part: str, bottlene
     assert "60%" in verdict.evidence
 
 
+@pytest.mark.parametrize(("paused", "words"), [(3, "All actors are paused"), (1, "1 of 3 actors is paused")])
+def test_diagnose_paused_actors_are_said_to_be_paused_whatever_else_there_is(paused: int, words: str) -> None:
+    verdict = diagnose(made_row(actors=3, paused_actors=paused, **{"cycle/env": 0.9}), LearnerConfig())
+    assert verdict.bottleneck == "paused"
+    assert verdict.evidence.startswith(words)
+    assert "seedrl control resume" in verdict.change
+
+
+def test_diagnose_on_policy_run_is_not_told_that_its_store_is_full() -> None:
+    row = made_row(learner_wait_fraction=0.12, **{"cycle/hold": 0.9, "cycle/env": 0.1})
+    assert diagnose(row, LearnerConfig()).bottleneck == "store"
+    verdict = diagnose(row, LearnerConfig(), is_on_policy=True)
+    assert verdict.bottleneck == "learner"
+    assert "take turns" in verdict.evidence
+    assert "88%" in verdict.evidence
+
+
 def test_diagnose_learner_that_hardly_waits_is_the_limit_whatever_the_cycle() -> None:
     row = made_row(learner_wait_fraction=0.05, **{"cycle/env": 0.9, "learner/backward": 0.7})
     verdict = diagnose(row, LearnerConfig())
@@ -175,6 +221,13 @@ def test_diagnose_on_many_cores_with_few_threads_names_threads(monkeypatch: pyte
 
 
 # History
+
+
+def test_history_of_some_columns_has_their_finite_numbers_alone() -> None:
+    history = History()
+    history.add({"env_steps": 1, "a": 2.0, "b": None})
+    history.add({"env_steps": 2, "a": float("nan"), "b": 3.0, "c": 4.0})
+    assert history.rows(("a", "c", "missing")) == [{"a": 2.0}, {"c": 4.0}]
 
 
 @pytest.mark.parametrize("count", [1, 9, 10, 11, 1000, 17_281])

@@ -66,7 +66,7 @@ def test_run_starts_ranks_through_torchrun_with_the_settings_of_a_learner(starte
     learner, *_ = started.commands
     assert learner[:3] == ("seedrl.launching.torchrun", "2", "3")
     assert learner[4:6] == ("env=cartpole", "ranks.count=2")
-    assert f"listen='{started.learner.address}'" in learner
+    assert f"socket='{started.learner.address}'" in learner
 
 
 def test_run_shares_actors_out_among_the_ranks(started: Started) -> None:

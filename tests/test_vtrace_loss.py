@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from seedrl.actions import Actions
 from seedrl.algorithms import vtrace as algorithm
+from seedrl.algorithms.actor_critic import RewardBound
 from seedrl.algorithms.base import Loss
 from seedrl.algorithms.settings import AlgorithmConfig, VTraceConfig
 from seedrl.algorithms.transitions import shaped_reward
@@ -35,7 +36,8 @@ UNTRAINED = 20.0  # initial value of every position: bootstrapping from one that
 def vtrace_loss(unrolls: Unrolls, output: ModelOutput, config: AlgorithmConfig, entropy_cost: float) -> Loss:
     """Return the loss for a single choice among as many actions as there are logits."""
     actions = Actions(make_spec(num_actions=output.logits.shape[-1]))
-    return algorithm.vtrace_loss(unrolls, output, actions, config, entropy_cost)
+    bound = RewardBound(config.discount, nn.Linear(1, 1))
+    return algorithm.vtrace_loss(unrolls, output, actions, config, entropy_cost, bound)
 
 
 Rows = dict[str, Tensor]  # one environment after another in time, [rows]
@@ -361,8 +363,8 @@ def test_vtrace_loss_policy_that_doubled_its_actions_reports_divergence_and_clip
     )
     logits = torch.log(torch.tensor([0.5, 0.25, 0.25])).expand_as(unrolls.behavior_logits)
     parts = vtrace_loss(unrolls, random_output(unrolls)._replace(logits=logits), CONFIG, 0.0)
-    assert float(parts.report["kl"]) == pytest.approx(-math.log(2))
-    assert float(parts.report["clipped_rho"]) == pytest.approx(1.0)
+    assert float(parts.report["kl"]) == pytest.approx(1 - math.log(2)), "never negative"
+    assert float(parts.report["clipped_rho"]) == pytest.approx(0.5), "half of a weight of 2"
 
 
 @pytest.mark.parametrize(

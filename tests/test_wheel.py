@@ -73,7 +73,7 @@ def test_installed_wheel_is_imported_instead_of_the_checkout(installed: Installe
 
 
 def test_installed_wheel_shows_help_with_the_choices_of_its_conf(installed: Installed) -> None:
-    assert "|cartpole|catch|" in installed.python("-m", "seedrl", "run", "--help")
+    assert "| cartpole | catch |" in installed.python("-m", "seedrl", "run", "--help", "all")
 
 
 def test_installed_wheel_composes_settings_from_its_conf(installed: Installed) -> None:
@@ -84,6 +84,34 @@ def test_installed_wheel_composes_settings_from_its_conf(installed: Installed) -
 def test_installed_wheel_has_the_seedrl_program(installed: Installed) -> None:
     program = [str(installed.site / "bin/seedrl"), "--version"]
     assert run(program, installed.elsewhere, PYTHONPATH=str(installed.site)).startswith("seedrl ")
+
+
+@pytest.mark.long
+def test_installed_wheel_submits_a_job_and_loads_its_policy_and_resumes_it(installed: Installed) -> None:
+    """The two ways of docs/python.md, and the commands that take the run that came of it as the newest."""
+    printed = installed.python("-c", PROGRAM)
+    assert printed.splitlines() == ["done", "[0, 1]", "interrupted"]
+    assert "INTERRUPTED" in installed.python("-m", "seedrl", "status")
+    assert "mean" in installed.python("-m", "seedrl", "eval", "episodes=2", "envs=2")
+
+
+PROGRAM = """
+import numpy as np, seedrl
+from seedrl.job import Job
+
+small = Job().env("cartpole").actors(total=1, envs=8).set("algorithm.batch_size=8", "stop.return_mean_100=null")
+handle = small.set("stop.env_steps=2000").build().submit("by hand")
+print(handle.wait()["status"])
+policy = seedrl.load(handle.directory, greedy=False)
+print(sorted(set(policy.act(np.zeros((100, 4))).tolist())))
+handle = small.set("stop.env_steps=1000000000").build().submit("by hand")
+while handle.status().env_steps <= 2000 or handle.status().state != "running":
+    try:
+        handle.wait(0.2)
+    except TimeoutError:
+        pass
+print(handle.stop()["status"])
+"""
 
 
 def files_of(folder: str) -> list[str]:

@@ -16,6 +16,7 @@ from seedrl.run import checkpoint as files
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import plain
 from seedrl.run.saving import save as save_checkpoint
+from seedrl.run.snapshot import count_parameters
 from seedrl.specs import EnvSpec, encoded_spec
 from seedrl.trained.load import Trained, load_trained
 from tests.fakes import make_spec
@@ -41,7 +42,9 @@ def leave_trained(
     network = with_means(build_model(config.model, spec.stacked(config.env.frame_stack), seed))
     state: dict[str, Any] = {
         "spec": encoded_spec(spec),
+        "parameters": count_parameters(network),
         "serving": {"env_steps": steps},
+        "learning": {"updates": 1},
         "score": score,
         **({"algorithm": algorithm} if algorithm else {}),
     }

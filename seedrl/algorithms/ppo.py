@@ -15,12 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.algorithms.actor_critic import ValueScale, actor_critic_loss, explained_variance, normalized
+from seedrl.algorithms.actor_critic import (
+    RewardBound,
+    ValueScale,
+    actor_critic_loss,
+    actor_critic_signs,
+    clipped_share,
+    divergence,
+    explained_variance,
+    normalized,
+)
 from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.minibatches import Minibatches, Rows
 from seedrl.algorithms.settings import AlgorithmConfig, Targets
+from seedrl.algorithms.signs import Sign
 from seedrl.algorithms.transitions import Transitions, entropy_cost_at, linear, transitions
-from seedrl.algorithms.vtrace import vtrace
+from seedrl.algorithms.vtrace import STALE, vtrace
 from seedrl.types import Unrolls
 
 
@@ -34,9 +44,11 @@ class PPO:
         self._actions = actions
         self._model = model
         self._scale = ValueScale(model)
+        self._bound = RewardBound(config.discount, model)
         self._minibatches = Minibatches(config.passes, config.minibatches)
         self._about_targets: dict[str, Tensor] = {}  # of this train batch, for reports
         self._has_moved_far = False  # the policy, in this train batch
+        self.signs = actor_critic_signs(config, actions, model, *_signs(config))
 
     def valid(self, batch: Rows) -> Tensor:
         return batch.given["valid"]
@@ -67,7 +79,8 @@ class PPO:
         )
         self._scale.note(target, step.weight_t)
         self._about_targets = {
-            "clipped_rho": (step.weight_t * (log_rho_t.exp() > config.vtrace.rho_bar).float()).sum(),
+            "clipped_rho": clipped_share(log_rho_t, config.vtrace.rho_bar, step.weight_t),
+            "value_share": self._bound.share(step.reward_tp1, target, step.weight_t),
             "explained_variance": explained_variance(value[:-1], target, step.weight_t),
         }
         advantage = target - value[:-1]
@@ -106,7 +119,7 @@ class PPO:
         entropy = (weight * self._actions.entropy(output.logits)).sum()
         with torch.no_grad():
             about = {
-                "kl": (weight * (ratio - 1 - log_ratio)).sum(),  # proximal ‖ new; this estimate is never negative
+                "kl": divergence(log_ratio, weight),  # proximal ‖ new
                 "clipped_ratio": (weight * ((ratio - 1).abs() > clip).float()).sum(),
                 **self._about_targets,
                 **self._scale.report(),
@@ -141,3 +154,16 @@ class PPO:
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """Equation 7: nothing is gained by a ratio further than `clip` from 1."""
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def _signs(config: AlgorithmConfig) -> tuple[Sign, ...]:
+    return (
+        Sign(
+            "clipped_ratio",
+            "ratio clipped",
+            "{value:.0%} of the transitions have no gradient, because their ratio is clipped",
+            f"Lower algorithm.learning_rate (now {config.learning_rate:g}).",
+            above=0.6,
+        ),
+        STALE,
+    )

@@ -9,15 +9,17 @@ Knows nothing of optimisers or threads.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from seedrl.actions import FORBIDDEN_BELOW, Actions
-from seedrl.algorithms.actor_critic import explained_variance
+from seedrl.algorithms.actor_critic import RewardBound, explained_variance, value_signs
 from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.minibatches import Minibatches, Rows
 from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.algorithms.signs import Signs
 from seedrl.algorithms.transitions import transitions
 from seedrl.errors import ConfigError
 from seedrl.types import Unrolls
@@ -36,7 +38,10 @@ class PQN:
             )
         self._config = config
         self._model = model
+        self._bound = RewardBound(config.discount, model)
+        self._value_share = torch.zeros(())  # of this train batch, for reports
         self._minibatches = Minibatches(config.passes, config.minibatches)
+        self.signs = _signs(config, model)
 
     def valid(self, batch: Rows) -> Tensor:
         return batch.given["valid"]
@@ -56,6 +61,7 @@ class PQN:
             valid_t=step.valid_t,
             trace_lambda=self._config.trace_lambda,
         )
+        self._value_share = self._bound.share(step.reward_tp1, target, step.weight_t)
         return {
             "action": step.action_t,
             "valid": step.valid_t,
@@ -75,6 +81,7 @@ class PQN:
                 "q_loss": q_loss,
                 "mean_q": (weight * q).sum(),
                 "max_target": given["target"].masked_fill(~given["valid"], -torch.inf).amax().nan_to_num(neginf=0.0),
+                "value_share": self._value_share,
                 "explained_variance": explained_variance(given["q"], given["target"], weight),
             }
         total = q_loss + 0.0 * output.value.sum()  # nothing learns from this head, but ranks wait for its gradient
@@ -125,3 +132,12 @@ def q_lambda(
         target[t] = reward_tp1[t] + discount_tp1[t] * ((1 - trace_lambda) * best + trace_lambda * following)
         following = torch.where(valid_t[t], target[t], best_tp1[t - 1])  # at t = 0 nothing uses it
     return target
+
+
+def _signs(config: AlgorithmConfig, model: nn.Module) -> Signs:
+    """Return the signs of exploding and of useless values; both call for layer normalisation, where there is none."""
+    is_normalized = any(isinstance(module, nn.LayerNorm) for module in model.modules())
+    calmer = f"Lower algorithm.learning_rate (now {config.learning_rate:g})."
+    exploding, useless = value_signs(config, calmer if is_normalized else "Set model.layer_norm=true.")
+    useless = replace(useless, change=exploding.change)
+    return Signs((exploding, useless), if_flat="Raise exploration.epsilon, or exploration.epsilon_end if that is set.")

@@ -7,13 +7,31 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.algorithms.actor_critic import actor_critic_loss, normalized, target_moments
+from seedrl.algorithms.actor_critic import (
+    RewardBound,
+    actor_critic_loss,
+    actor_critic_signs,
+    clipped_share,
+    divergence,
+    explained_variance,
+    normalized,
+    target_moments,
+)
 from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.minibatches import Minibatches
 from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.algorithms.signs import Sign
 from seedrl.algorithms.transitions import entropy_cost_at, transitions, valid_transitions
 from seedrl.models.base import popart_of
 from seedrl.types import ModelOutput, Unrolls
+
+STALE = Sign(
+    "clipped_rho",
+    "data too old",
+    "{value:.0%} of the importance weights are cut off, because the data is too old",
+    "Lower store.capacity.",
+    above=0.3,
+)
 
 
 class VTrace:
@@ -25,7 +43,9 @@ class VTrace:
         self._config = config
         self._actions = actions
         self._popart = popart_of(model)
+        self._bound = RewardBound(config.discount, model)
         self._minibatches = Minibatches(config.passes, config.minibatches)
+        self.signs = actor_critic_signs(config, actions, model, STALE)
 
     def valid(self, batch: Unrolls) -> Tensor:
         return valid_transitions(batch, self._config)
@@ -38,7 +58,7 @@ class VTrace:
         output, _ = forward(batch.inputs, batch.core_state)
         centre, unit = (self._popart.moments.mean, self._popart.unit) if self._popart else (0.0, 1.0)
         entropy_cost = entropy_cost_at(self._config, fraction)
-        return vtrace_loss(batch, output, self._actions, self._config, entropy_cost, unit, centre)
+        return vtrace_loss(batch, output, self._actions, self._config, entropy_cost, self._bound, unit, centre)
 
     def stepped(self, loss: Loss) -> None:
         if self._popart:
@@ -57,12 +77,14 @@ def vtrace_loss(
     actions: Actions,
     config: AlgorithmConfig,
     entropy_cost: float,
+    bound: RewardBound,
     unit: Tensor | float = 1.0,
     centre: Tensor | float = 0.0,
 ) -> Loss:
     """Return the loss of section 4.2.
 
-    `unit` is what advantages and errors of values are measured in, `centre` what the square of targets is about.
+    `bound` is what the sizes of targets are compared with, `unit` what advantages and errors of values are measured in,
+    `centre` what the square of targets is about.
     """
     step = transitions(unrolls, config)
     weight = step.weight_t
@@ -89,8 +111,10 @@ def vtrace_loss(
     entropy = (weight * actions.entropy(output.logits[:-1])).sum()
     with torch.no_grad():
         about = {
-            "kl": -(weight * log_rho_t).sum(),  # behavior ‖ target, for the actions taken
-            "clipped_rho": (weight * (log_rho_t.exp() > config.vtrace.rho_bar).float()).sum(),
+            "kl": divergence(log_rho_t, weight),  # behavior ‖ target
+            "clipped_rho": clipped_share(log_rho_t, config.vtrace.rho_bar, weight),
+            "value_share": bound.share(step.reward_tp1, targets.vs, weight),
+            "explained_variance": explained_variance(output.value[:-1], targets.vs, weight),
             **target_moments(targets.vs, weight, centre),
         }
     return actor_critic_loss(policy, value, entropy, config.value_cost, entropy_cost, about)

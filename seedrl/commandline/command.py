@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+RUN_DIR = "run_dir"  # the setting of commands that train: a word for it has to name a run that exists
+
 
 @dataclass(frozen=True)
 class Command:
@@ -14,6 +16,7 @@ class Command:
     takes_overrides: bool = False
     is_lasting: bool = False  # whether it outlives the reader of its output
     verbs: tuple[tuple[str, str, str], ...] = ()  # subcommands on files: the word, its arguments, its line of help
-    words: str = ""  # the setting that arguments without a key are for, such as directories
+    words: str = ""  # the setting that arguments without a key are for, such as orders
+    run: str = ""  # the setting that a run without a key is for
     examples: tuple[str, ...] = ()  # command lines without `seedrl`, for the first screen of help
     often: tuple[str, ...] = ()  # the settings that people change, for the first screen of help; empty for all

@@ -73,7 +73,7 @@ def completions(commands: Mapping[str, Command], words: Sequence[str]) -> Iterat
         yield from _starting(word, [*_flags(vocabulary), HELP[0], VERSION[0], *SWEEP, "--cfg"])
     else:
         yield from (f"{prefix}{each}" for each in _keys(vocabulary, key.lstrip("+")))
-        if command.words and not prefix:
+        if (command.words or command.run) and not prefix:
             yield from _paths(word)
         yield from _starting(word, [verb for verb, _, _ in command.verbs])
 

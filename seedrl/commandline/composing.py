@@ -6,20 +6,25 @@ With `checking` and `sweeping` the only modules that use Hydra. Knows no setting
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from seedrl.commandline.checking import checked, unknown, value_of, wrong_value
+from seedrl.commandline.command import RUN_DIR
 from seedrl.commandline.line import Line
 from seedrl.commandline.settings import Vocabulary, conf_directory, shown
-from seedrl.config import MISSING
+from seedrl.config import MISSING, LearnerConfig
 from seedrl.errors import ConfigError
+from seedrl.run.directory import RunDirectory
+from seedrl.run.finding import is_run
 
 NOT_FOR_PEOPLE = ("full_key", "object_type", "reference_type", "See https")  # lines in messages of OmegaConf and Hydra
 
@@ -33,10 +38,10 @@ def compose(vocabulary: Vocabulary, overrides: Sequence[str]) -> Any:
 def composed(vocabulary: Vocabulary, overrides: Sequence[str]) -> DictConfig:
     """Return the settings as Hydra has them, where some may be missing."""
     register(vocabulary.command, vocabulary.schema)
-    accepted = neutral_if_own_env(checked(vocabulary, overrides))
+    name, accepted = _to_resume_or_start(vocabulary, checked(vocabulary, overrides))
     try:
         with hydra.initialize_config_dir(str(conf_directory()), version_base="1.3"):
-            return hydra.compose(vocabulary.command, accepted)
+            return hydra.compose(name, accepted)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_in_a_sentence(vocabulary, error, accepted)) from error
 
@@ -70,15 +75,20 @@ def as_yaml(vocabulary: Vocabulary, overrides: Sequence[str]) -> str:
 
 def run_by_hydra(vocabulary: Vocabulary, line: Line, task: Callable[[Any, Sequence[str]], None]) -> None:
     """Let Hydra compose the settings and run the task: for its own options, and for launchers such as submitit's."""
-    name = vocabulary.command
-    register(name, vocabulary.schema)
+    register(vocabulary.command, vocabulary.schema)
 
     def run(settings: DictConfig) -> None:
         task(complete(vocabulary, settings), list(HydraConfig.get().overrides.task))
 
     shows = ["--cfg", line.shows] if line.shows else []
-    overrides = neutral_if_own_env(checked(vocabulary, line.overrides, line.is_sweep))
-    sys.argv = [f"seedrl {name}", *line.hydras, *shows, *(["--multirun"] if line.is_sweep else []), *overrides]
+    name, overrides = _to_resume_or_start(vocabulary, checked(vocabulary, line.overrides, line.is_sweep))
+    sys.argv = [
+        f"seedrl {vocabulary.command}",
+        *line.hydras,
+        *shows,
+        *(["--multirun"] if line.is_sweep else []),
+        *overrides,
+    ]
     hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=name)(run)()
 
 
@@ -90,12 +100,56 @@ def neutral_if_own_env(overrides: Sequence[str]) -> list[str]:
 
 @functools.cache
 def register(name: str, schema: type) -> None:
-    """Register a schema with Hydra, once per process. Free settings may have any keys."""
-    node = OmegaConf.structured(schema)
+    """Register a schema with Hydra, once per process."""
+    _store_schema(f"{name}_schema", schema, schema)
+
+
+def _store_schema(name: str, schema: type, settings: Any) -> None:
+    """Store a schema, or an object of it, whose values are then the defaults. Free settings may have any keys."""
+    node = OmegaConf.structured(settings)
     for setting in Vocabulary(name, schema).settings.values():
         if setting.is_free:
             OmegaConf.set_struct(OmegaConf.select(node, setting.key), False)
-    ConfigStore.instance().store(name=f"{name}_schema", node=node)
+    ConfigStore.instance().store(name=name, node=node)
+
+
+def _to_resume_or_start(vocabulary: Vocabulary, overrides: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of the configuration to compose, and the overrides to compose it with.
+
+    If they name the directory of an existing run, they change that run's own settings instead of the defaults. The line
+    that started a run has to resume it, too, so a key that it removes may be gone already.
+    """
+    run = _last_value(RUN_DIR, overrides) if vocabulary.resumes else ""
+    if run and is_run(Path(run)):
+        return _resumed(vocabulary, Path(run)), [each for each in overrides if not each.startswith("~")]
+    return vocabulary.command, neutral_if_own_env(overrides)
+
+
+def _resumed(vocabulary: Vocabulary, run: Path) -> str:
+    """Store a configuration like that of the command, with the run's settings and no preset; return its name."""
+    name, schema = f"{vocabulary.command}_resumed", f"{vocabulary.command}_schema"
+    settings: LearnerConfig = RunDirectory(run).settings_to_resume(vocabulary.schema)
+    _store_schema(f"{name}_schema", vocabulary.schema, settings)
+    content = OmegaConf.load(conf_directory() / f"{vocabulary.command}.yaml")
+    assert isinstance(content, DictConfig)
+    content["defaults"] = [_without_preset(entry, schema, f"{name}_schema") for entry in content["defaults"]]
+    ConfigStore.instance().store(name=name, node=content)
+    return name
+
+
+def _without_preset(entry: Any, schema: str, resumed: str) -> Any:
+    """Return an entry of a defaults list that chooses no preset; arguments may still choose one."""
+    if isinstance(entry, str):
+        return resumed if entry == schema else entry
+    [(group, choice)] = entry.items()
+    return {group: choice if group.startswith("override ") else None}
+
+
+def _last_value(key: str, overrides: Sequence[str]) -> str:
+    """Return the value that a setting is given last; empty if there is none, or several to sweep over."""
+    given = [each for each in overrides if each.startswith(f"{key}=")]
+    found = OverridesParser.create().parse_override(given[-1]) if given else None
+    return "" if found is None or found.is_sweep_override() else str(found.value())
 
 
 def _in_a_sentence(vocabulary: Vocabulary, error: Exception, overrides: Sequence[str]) -> str:

@@ -6,9 +6,9 @@ The first screen shows the values that this line gives the settings, so `seedrl 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from seedrl import __version__
 from seedrl.commandline.command import Command
 from seedrl.commandline.settings import Setting, Vocabulary
+from seedrl.version import __version__
 
 WIDTH = 100
 ALL_FLAG = "--help all: every setting"
@@ -58,6 +58,7 @@ def _flags(vocabulary: Vocabulary, flags: Sequence[str]) -> list[str]:
 def _usage(command: Command, vocabulary: Vocabulary) -> list[str]:
     name = vocabulary.command
     words = f"{command.words.upper()} … " if command.words else ""
+    words += "[RUN] " if command.run else ""
     lines = _wrapped(f"seedrl {name} {words}key=value …    ", command.meaning)
     for verb, files, meaning in command.verbs:
         lines += _wrapped(f"seedrl {name} {verb} {files}    ", meaning)

@@ -1,10 +1,10 @@
 """Reads the arguments of a command: settings, plain words, and options, in any order. Knows nothing of Hydra."""
 
-import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from seedrl.commandline.command import Command
+from seedrl.commandline.command import RUN_DIR, Command
 from seedrl.commandline.settings import Vocabulary
 from seedrl.commandline.suggestions import did_you_mean
 from seedrl.errors import ConfigError
@@ -57,12 +57,12 @@ def read(command: Command, vocabulary: Vocabulary, arguments: Sequence[str]) -> 
             line.hydras += [argument, *([next(rest, "")] if HYDRAS[name] and not value else [])]
         elif argument.startswith("-"):
             line.overrides.append(_setting_of_flag(vocabulary, argument, next(rest, "")))
-        elif "=" in argument or argument.startswith("~"):
+        elif ("=" in argument and not Path(argument).is_dir()) or argument.startswith("~"):
             line.overrides.append(argument)
         else:
             words.append(argument)
     if line.help is None:
-        line.overrides += _setting_of_words(command, vocabulary, words)
+        line.overrides += _settings_of_words(command, vocabulary, words)
     return line
 
 
@@ -80,19 +80,33 @@ def _setting_of_flag(vocabulary: Vocabulary, argument: str, following: str) -> s
     raise ConfigError(f"there is no option --{key}{hint or f'; {see_help(vocabulary)}'}")
 
 
-def _setting_of_words(command: Command, vocabulary: Vocabulary, words: Sequence[str]) -> Iterator[str]:
-    """Turn the words of `plot A B out=C` into runs=[A,B], and that of `eval A` into run=A; refuse others."""
-    if not words:
+def _settings_of_words(command: Command, vocabulary: Vocabulary, words: Sequence[str]) -> Iterator[str]:
+    """Turn the words of `plot A B` into runs=[A,B], and that of `eval A` into run=A; refuse others.
+
+    Where a command takes a run as well as other words, a word that is a directory is the run.
+    """
+    runs = [word for word in words if not command.words or Path(word).is_dir()] if command.run else []
+    rest = [word for word in words if word not in runs]
+    if len(runs) > 1:
+        raise ConfigError(f"{' and '.join(runs)} are {len(runs)} runs, and this command takes one")
+    if rest and not command.words:
+        raise ConfigError(_no_setting(vocabulary, rest[0]))
+    if rest:
+        yield override(command.words, rest)
+    for word in runs:
+        _refuse_if_not_to_resume(command, vocabulary, word)
+        yield override(command.run, word)
+
+
+def _refuse_if_not_to_resume(command: Command, vocabulary: Vocabulary, word: str) -> None:
+    """Refuse a word for a command that trains unless it is a run: `seedrl run pong` would train something else."""
+    from seedrl.run.finding import is_run
+
+    if command.run != RUN_DIR or is_run(Path(word)):
         return
-    setting = vocabulary.settings.get(command.words)
-    if setting is None:
-        raise ConfigError(_no_setting(vocabulary, words[0]))
-    if typing.get_origin(setting.type) is list:
-        yield override(setting.key, list(words))
-    elif len(words) == 1:
-        yield override(setting.key, words[0])
-    else:
-        raise ConfigError(f"{setting.key} is one word, not {len(words)}: {' '.join(words)}")
+    if not Path(word).exists():
+        raise ConfigError(_no_setting(vocabulary, word))
+    raise ConfigError(f"{word} is no run to resume: there is no {Path(word) / 'config.yaml'}")
 
 
 def _no_setting(vocabulary: Vocabulary, word: str) -> str:
@@ -103,7 +117,8 @@ def _no_setting(vocabulary: Vocabulary, word: str) -> str:
     if word in vocabulary.settings or word in vocabulary.presets:
         return f"{word} needs a value: {word}=VALUE"
     hint = did_you_mean(word, _keys(vocabulary), "{}=VALUE")
-    return f"{word} is no setting, which would be key=value{hint or f'; {see_help(vocabulary)}'}"
+    what = "neither a setting, which would be key=value, nor a run" if vocabulary.resumes else "no setting, key=value"
+    return f"{word} is {what}{hint or f'; {see_help(vocabulary)}'}"
 
 
 def _keys(vocabulary: Vocabulary) -> list[str]:

@@ -99,9 +99,9 @@ class Optuna:
             storage=JournalStorage(JournalFileBackend(str(directory / "optuna.log"))),
             study_name="sweep",
             direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=seed),
             load_if_exists=True,
         )
+        self._study.sampler = optuna.samplers.TPESampler(seed=seed + len(self._study.trials))  # draws nothing twice
         for trial in self._study.trials:  # those of an earlier process that was interrupted
             if not trial.state.is_finished():
                 self.tell(trial.number, None)

@@ -121,6 +121,7 @@ class Vocabulary:
 
     command: str
     schema: type
+    resumes: bool = False  # whether run_dir may name a run whose settings are the defaults then
 
     @cached_property
     def settings(self) -> dict[str, Setting]:

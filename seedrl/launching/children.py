@@ -138,10 +138,10 @@ class Child:
             return None
         return self.process.poll()
 
-    def ask_to_end(self) -> None:
-        """Send SIGTERM if it runs."""
+    def ask_to_end(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal if it runs."""
         if self.process is not None and self.is_running:
-            self.process.terminate()
+            self.process.send_signal(number)
 
     def kill(self) -> None:
         """Kill it and everything it has started, if it runs."""

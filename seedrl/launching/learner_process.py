@@ -21,6 +21,7 @@ from seedrl.wire.address import address_of_rank, refuse_if_taken
 SLOWEST_RESTART = 30.0  # longest seconds from a crash to the next start
 SHOWN = 4  # members named in a message
 ATTEMPTS = 100  # at finding ports
+CLEAN_ENDS = (State.DONE, State.INTERRUPTED)
 
 
 class LearnerProcess:
@@ -45,9 +46,7 @@ class LearnerProcess:
         self.child = Child(LEARNER, self._start)
 
     def _start(self) -> Process:
-        where = {"run_dir": str(self._run_directory), "listen": self._listen or self.address}
-        if self._listen:
-            where["socket"] = self.address
+        where = {"run_dir": str(self._run_directory), "listen": self._listen, "socket": self.address}
         settings = [override(key, value) for key, value in where.items()]
         command = ["seedrl", "learner"]
         if self._has_torchrun:
@@ -69,7 +68,7 @@ class LearnerProcess:
             self._stop_if_fatal()
         elif self._fatal_code is not None:
             return self._fatal_code
-        elif is_stopping and self._notes.read().state is State.DONE:  # so rank 0 has ended cleanly
+        elif is_stopping and self._notes.read().state in CLEAN_ENDS:  # those of rank 0
             return min(failed_codes_of_newest_attempt(self._error_files), default=0)
         return code
 
@@ -89,8 +88,12 @@ class LearnerProcess:
         context = self._notes.read()
         words = self._reason_of_the_end(code, context)
         self._notes.note_end(self.child, code, words)
-        self._notes.set_state(State.FAILED, words)
-        if is_stopping or code in REQUESTED or code in FATAL_CODES or not self._may_recover(code, context):
+        is_wish = code in REQUESTED or (is_stopping and bool(signal_of(code)))
+        if is_wish:
+            self._notes.set_state(State.INTERRUPTED, f"Interrupted: {words} at once, without a last checkpoint")
+        else:
+            self._notes.set_state(State.FAILED, words)
+        if is_stopping or is_wish or code in FATAL_CODES or not self._may_recover(code, context):
             return False
         if self._has_torchrun and code > 0:  # it was not killed, and has restarted its ranks as often as it may
             print(f"seedrl run: torchrun gave up ({words}) after as many restarts as allowed", file=sys.stderr)

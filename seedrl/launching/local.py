@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from seedrl.config import Engine, RunConfig
-from seedrl.errors import ConfigError, SeedrlError
+from seedrl.errors import SeedrlError
 from seedrl.launching.actors import ActorFleet
 from seedrl.launching.children import GOODBYE_SECONDS, STOP_SECONDS, Child
 from seedrl.launching.learner_process import LearnerProcess
+from seedrl.launching.outcome import errors_explained, exit_job
 from seedrl.launching.process_notes import ProcessNotes
 from seedrl.run.context import ContextFile, State
 from seedrl.run.directory import RunDirectory, check_initial_weights
@@ -25,24 +26,14 @@ POLL_SECONDS = 0.1
 def run_locally(config: RunConfig, overrides: Sequence[str]) -> None:
     """Run a job; return when training is over. Exits after a signal, or with the learner's code if it failed."""
     check_job(config)
-    check_initial_weights(config.init_from)
-    is_new = not config.run_dir or not Path(config.run_dir).exists()
+    check_initial_weights(config)
     run = RunDirectory.prepare(config)
-    try:
-        _run_in(run, config, overrides)
-    except (ConfigError, SystemExit) as end:
-        code = end.exit_code if isinstance(end, ConfigError) else end.code
-        if is_new and code == ConfigError.exit_code:
-            run.remove_if_unused()
-        raise
-
-
-def _run_in(run: RunDirectory, config: RunConfig, overrides: Sequence[str]) -> None:
+    run.write_job(config)
     with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
         supervisor = Supervisor(config, overrides, run, Path(private))
-        code = supervisor.run()
-    if code or supervisor.is_stopping:  # the latter ends a multirun, too
-        raise SystemExit(code if code >= 0 else 128 - code)  # negative: ended by a signal
+        with errors_explained(run, config):
+            code = supervisor.run()
+    exit_job(run, config, code, supervisor.is_stopping)
 
 
 class Supervisor:
@@ -100,7 +91,7 @@ class Supervisor:
 
         def forward(number: int, _: object) -> None:
             self._signalled_at = self._signalled_at or time.monotonic()
-            self._learner.child.ask_to_end()
+            self._learner.child.ask_to_end(number)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, forward)

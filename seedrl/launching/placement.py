@@ -13,6 +13,7 @@ from seedrl.errors import ConfigError
 from seedrl.validation import check_placement
 
 LEARNER, ACTOR = "learner", "actor"
+COUNTS = {LEARNER: "ranks.count", ACTOR: "actors.count"}  # the settings of how many there are
 ROUNDING = 1e-6  # tolerance when fractions of an accelerator are added up
 
 
@@ -99,7 +100,8 @@ def _put(
     if not fitting:
         raise ConfigError(
             f"{name} {number} fits on no machine{conditions}: it needs {_words_of(role)}, and "
-            f"{'; '.join(map(str, every or rooms)) or 'there is no machine'}"
+            f"{'; '.join(map(str, every or rooms)) or 'there is no machine'}. launch.{name}.cpus says what each needs, "
+            f"and may be a fraction; {COUNTS[name]} says how many there are"
         )
     chosen = min(fitting, key=lambda room: room.count(name)) if spread else fitting[0]
     chosen.take(PlacedProcess(name, number, chosen.node.name), role)

@@ -22,6 +22,7 @@ from seedrl.config import RunConfig
 from seedrl.errors import EnvBroken, RunDirectoryError, SeedrlError
 from seedrl.launching.assignment import assign_ranks
 from seedrl.launching.children import FATAL_CODES, GOODBYE_SECONDS, RETURN_SECONDS, STOP_SECONDS
+from seedrl.launching.outcome import errors_explained, exit_job
 from seedrl.launching.overrides import override
 from seedrl.launching.placement import place
 from seedrl.launching.process_settings import (
@@ -51,11 +52,13 @@ def run_on_ray(config: RunConfig, overrides: Sequence[str]) -> None:
     with connected(config.launch.address):
         refuse_exposure(config, addresses())
         reservation = plan_reservation(config, place(config, [as_node(node) for node in alive()]))
-        driver = RayDriver(config, overrides, str(RunDirectory.prepare(config).path.resolve()))
-        with reserved(reservation, config.launch.name, lambda: driver.is_interrupted) as group:
+        run = RunDirectory.prepare(config)
+        run.write_job(config)
+        driver = RayDriver(config, overrides, str(run.path.resolve()))
+        room = reserved(reservation, config.launch.name, lambda: driver.is_interrupted)
+        with errors_explained(run, config), room as group:
             code = driver.run(reservation, group)
-    if code or driver.is_interrupted:  # the latter ends a multirun, too
-        raise SystemExit(code if code >= 0 else 128 - code)
+    exit_job(run, config, code, driver.is_interrupted)
 
 
 class RayDriver:
@@ -71,6 +74,7 @@ class RayDriver:
         self._autoscaler = RayAutoscaler(config, run_directory, self._actors)
         self._endpoints: list[str] = []  # of the ranks that run and serve; none while they do not
         self._signals = self._obeyed = 0
+        self._newest_signal: int = signal.SIGTERM
         self._signalled_at = math.inf
         self._note_signals()
 
@@ -264,6 +268,7 @@ class RayDriver:
     def _note_signals(self) -> None:
         def note(number: int, _: object) -> None:
             self._signals += 1
+            self._newest_signal = number
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, note)
@@ -274,7 +279,7 @@ class RayDriver:
             self._obeyed = self._signals
             self._signalled_at = min(self._signalled_at, time.monotonic())
             for rank in self._ranks:
-                rank.stop()
+                rank.stop(self._newest_signal)
         if time.monotonic() > self._signalled_at + STOP_SECONDS:
             raise _Ended("the learner did not end in time and was killed", KILLED)
 

@@ -82,11 +82,11 @@ class RayHost:
         is_ours = learner is not None and process is not None and learner.pid == process.pid
         return context.desired_actors if is_ours and context.state is State.RUNNING else 0
 
-    def stop(self) -> None:
-        """Ask the process to end cleanly; a second call makes it end at once."""
+    def stop(self, number: int) -> None:
+        """Ask the process by a signal to end cleanly; a second call makes it end at once."""
         with self._starting, contextlib.suppress(ProcessLookupError):
             if self._process is not None:
-                self._process.terminate()
+                self._process.send_signal(number)
 
 
 def free_ports(wanted: Sequence[int]) -> list[int]:

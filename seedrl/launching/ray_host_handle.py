@@ -88,9 +88,9 @@ class HostHandle:
         is_followed = self._place.role == LEARNER
         self.pending = run.remote(module, arguments, {**more, "NODE_NAME": self.node}, os.getcwd(), is_followed)
 
-    def stop(self) -> None:
-        """Ask the process on the host to end cleanly; a second call makes it end at once."""
-        self._handle.stop.remote()
+    def stop(self, number: int) -> None:
+        """Ask the process on the host by a signal to end cleanly; a second call makes it end at once."""
+        self._handle.stop.remote(number)
 
     def desired_actors(self) -> Any:
         """Ask a learner how many actors it could use; return a reference to the answer."""

@@ -1,6 +1,7 @@
 """One process of a job over all its restarts on Ray, as the driver sees it. Knows nothing of the other processes."""
 
 import math
+import signal
 import time
 
 from seedrl.launching.children import LAST_WORDS
@@ -49,7 +50,7 @@ class RayProcess:
         if line.startswith(LAST_WORDS) or not self.last_words.startswith(LAST_WORDS):  # a traceback may follow
             self.last_words = line
 
-    def stop(self) -> None:
-        """Ask the process to end cleanly, if it runs."""
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Ask the process to end cleanly by this signal, if it runs."""
         if self.is_running:
-            self.host.stop()
+            self.host.stop(number)

@@ -10,13 +10,14 @@ from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.monitoring.curves import Curve, Group, find_runs, grouped, read_curve
 from seedrl.monitoring.plots import draw_comparison
 from seedrl.monitoring.statistics import bootstrap, iqm
+from seedrl.run.finding import newest_run
 
-HEADER = ["group", "seeds", "final return", "95 %", "steps", "seconds", "steps/s"]
+HEADER = ["group", "runs", "final return", "95 %", "steps", "seconds", "steps/s"]
 
 
 def run_plot(config: PlotConfig) -> None:
     print(table(draw_runs(_runs(config.runs), Path(config.out))))
-    print(f"drawn in {config.out}: interquartile means over seeds, bands are bootstrap 95 % intervals")
+    print(f"drawn in {config.out}: interquartile means over runs, bands are bootstrap 95 % intervals")
 
 
 def draw_runs(runs: Sequence[Path], out: Path) -> list[Group]:
@@ -29,9 +30,8 @@ def draw_runs(runs: Sequence[Path], out: Path) -> list[Group]:
 
 
 def _runs(words: Sequence[str]) -> list[Path]:
-    """Return every run once, however often it is named."""
-    if not words:
-        raise ConfigError("give the runs: seedrl plot RUN …, run directories or directories that hold some")
+    """Return every run once, however often it is named; without a name the newest."""
+    words = words or [str(newest_run())]
     found: dict[Path, Path] = {}
     for word in words:
         for run in find_runs(word):

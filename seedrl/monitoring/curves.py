@@ -1,6 +1,8 @@
 """Reads run directories: the curve of each run, and which runs differ only in their seed. Draws nothing."""
 
 import json
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.run.directory import RunDirectory, plain
+from seedrl.run.finding import runs_below
 
 # Sections or single settings that say where and how a run happened, and not what it was.
 NOT_COMPARED = (
@@ -33,14 +36,16 @@ NOT_COMPARED = (
     ),
     *("actors.threads", "actors.max_restarts", "serving.shared_memory"),
 )
+NUMBER = re.compile(r"((?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.]))")
 LARGEST = 1e100  # nothing measured is larger, and plots cannot show what is
-Point = tuple[float, float, float | None]  # env_steps, seconds, return_mean_100
+COLUMNS = ("env_steps", "seconds", "return_mean_100", "eval_return_mean_100")
+Point = tuple[float, float, float | None, float | None]  # the same
 Settings = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run: the mean return of the last 100 episodes as steps and seconds went by. Both only grow."""
+    """One run: the mean return of the last 100 episodes, or of all so far, over steps and seconds. Both only grow."""
 
     run_dir: Path
     env: str
@@ -49,6 +54,7 @@ class Curve:
     env_steps: np.ndarray  # [points]
     seconds: np.ndarray  # [points]
     returns: np.ndarray  # [points]; none before the first episode has ended
+    evaluations: np.ndarray  # [points]; the same of evaluation episodes, NaN where there were none
 
     @property
     def score(self) -> float:
@@ -83,13 +89,7 @@ def find_runs(word: str) -> list[Path]:
     path = Path(word)
     if not path.exists():
         raise ConfigError(f"there is no {word}; give run directories, or directories that hold some")
-    if _is_run(path):
-        return [path]
-    return sorted(settings.parent for settings in path.rglob("config.yaml") if _is_run(settings.parent))
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file()
+    return [run for run in runs_below(path) if (run / "metrics.jsonl").is_file()]
 
 
 def read_curve(run_dir: Path) -> Curve:
@@ -101,9 +101,10 @@ def read_curve(run_dir: Path) -> Curve:
     except OSError as error:
         raise RunDirectoryError(f"{run_dir} cannot be read: {error.strerror}") from error
     settings = flat(plain(LearnerConfig())) | settings  # an older run lacks newer settings
-    env_steps, seconds, returns = np.array(points, float).reshape(-1, 3).T
+    env_steps, seconds, returns, evaluations = np.array(points, float).reshape(-1, len(COLUMNS)).T
     compared = {key: value for key, value in settings.items() if not is_below(key, NOT_COMPARED)}
-    return Curve(run_dir, str(settings["env.id"]), str(settings["seed"]), compared, env_steps, seconds, returns)
+    seed = str(settings["seed"])
+    return Curve(run_dir, str(settings["env.id"]), seed, compared, env_steps, seconds, returns, evaluations)
 
 
 def _rows(lines: Iterator[str]) -> Iterator[Point]:
@@ -114,9 +115,9 @@ def _rows(lines: Iterator[str]) -> Iterator[Point]:
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            env_steps, seconds, score = (_number(row.get(key)) for key in ("env_steps", "seconds", "return_mean_100"))
+            env_steps, seconds, score, evaluation = (_number(row.get(key)) for key in COLUMNS)
             if env_steps is not None and seconds is not None:
-                yield env_steps, seconds, score
+                yield env_steps, seconds, score, evaluation
 
 
 def _kept(rows: Iterator[Point]) -> list[Point]:
@@ -146,12 +147,23 @@ def is_below(key: str, names: Sequence[str]) -> bool:
 
 
 def grouped(curves: Sequence[Curve]) -> list[Group]:
-    """Return the groups in the order of their first runs, labelled by what distinguishes them in their environment."""
+    """Return the groups, labelled by what distinguishes them in their environment and in the order of these labels.
+
+    Environments are in the order of their first runs, and numbers in labels in the order of their size.
+    """
     alike: dict[str, list[Curve]] = {}
     for curve in curves:
         alike.setdefault(json.dumps(curve.settings, sort_keys=True, default=str), []).append(curve)
     first_ones = [runs[0] for runs in alike.values()]
-    return [Group(runs[0].env, _apart(runs[0], first_ones), tuple(runs)) for runs in alike.values()]
+    groups = [Group(runs[0].env, _apart(runs[0], first_ones), tuple(runs)) for runs in alike.values()]
+    envs = list(dict.fromkeys(group.env for group in groups))
+    return sorted(groups, key=lambda group: (envs.index(group.env), _by_size(group.differs_in)))
+
+
+def _by_size(label: str) -> list[tuple[float, str]]:
+    """Return a key that sorts numbers in labels by their size, and what is between them as text."""
+    parts = NUMBER.split(label)
+    return [(float(part), "") if number % 2 else (math.inf, part) for number, part in enumerate(parts)]
 
 
 def _apart(curve: Curve, others: Sequence[Curve]) -> str:

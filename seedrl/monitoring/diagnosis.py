@@ -5,27 +5,46 @@ is too slow, and the part that takes the largest share of that cycle is the bott
 """
 
 from seedrl.config import LearnerConfig
-from seedrl.monitoring.sampler import Row
+from seedrl.monitoring.sampler import CYCLE, Row
 from seedrl.sizes import available_cores, torch_threads
 from seedrl.status import Verdict
 
 BUSY_ENOUGH = 0.1  # a learner that waits less than this share of its time is the limit
 
 
-def diagnose(row: Row, config: LearnerConfig) -> Verdict:
-    """Return the verdict on a row that covers a few seconds."""
+def diagnose(row: Row, config: LearnerConfig, is_on_policy: bool = False) -> Verdict:
+    """Return the verdict on a row that covers a few seconds. On policy, actors wait for every update."""
     if not row["actors"]:
         return Verdict("none", "No actor is connected.", "Start one: seedrl actor learner=HOST:PORT.")
+    if row["paused_actors"]:
+        return _paused(row)
     if not row["updates"]:
         return Verdict("none", "There has been no update yet.", "Wait a moment.")
     wait = row["learner_wait_fraction"]
     if wait < BUSY_ENOUGH:
         return _learner(row, config)
-    part = max(("env", "network", "hold", "fill", "inference"), key=lambda name: row[f"cycle/{name}"])
+    if is_on_policy and row["cycle/hold"] >= max(row[f"cycle/{part}"] for part in CYCLE):
+        return _in_turns(row, config)
+    part = max(CYCLE, key=lambda name: row[f"cycle/{name}"])
     share = row[f"cycle/{part}"]
     judge = {"env": _env, "network": _network, "hold": _store, "fill": _batching, "inference": _inference}[part]
     verdict = judge(row, config, f"{share:.0%} of a group's cycle")
     return Verdict(verdict.bottleneck, f"The learner waits {wait:.0%} of its time; {verdict.evidence}", verdict.change)
+
+
+def _paused(row: Row) -> Verdict:
+    paused, actors = row["paused_actors"], row["actors"]
+    which = "All actors are" if paused == actors else f"{paused} of {actors} actors {'is' if paused == 1 else 'are'}"
+    return Verdict("paused", f"{which} paused, by seedrl control pause.", "Let them continue: seedrl control resume.")
+
+
+def _in_turns(row: Row, config: LearnerConfig) -> Verdict:
+    return Verdict(
+        "learner",
+        f"Acting and training take turns, because the run is on policy: the learner trains "
+        f"{1 - row['learner_wait_fraction']:.0%} of the time, and actors wait for it meanwhile.",
+        _more_compute(config),
+    )
 
 
 def _learner(row: Row, config: LearnerConfig) -> Verdict:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 from array import array
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,14 @@ class History:
         self._came += 1
         self._newest = numbers
 
-    def rows(self) -> list[dict[str, float]]:
-        """Return the rows, oldest first, with finite numbers only."""
+    def rows(self, columns: Collection[str] = ()) -> list[dict[str, float]]:
+        """Return the rows, oldest first, with finite numbers only; all columns, or those that are named."""
         kept, newest = self._kept, self._newest
         packed = kept if newest is None or kept[-1] is newest else [*kept, newest]
-        return [self._unpacked(numbers) for numbers in packed]
+        if not columns:
+            return [self._unpacked(numbers) for numbers in packed]
+        places = [(name, self._names.index(name)) for name in columns if name in self._names]
+        return [{name: row[at] for name, at in places if at < len(row) and math.isfinite(row[at])} for row in packed]
 
     def _packed(self, row: dict[str, Any]) -> "array[float]":
         self._names += [name for name in row if name not in self._names]

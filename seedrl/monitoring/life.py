@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from seedrl.algorithms.signs import Signs
 from seedrl.config import LearnerConfig
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.run.directory import RunDirectory
@@ -59,6 +60,8 @@ class Running(NamedTuple):
     policy: Versioned
     batches: Beating
     algorithm: str = ""  # in a few words
+    is_on_policy: bool = False  # actors wait for every update
+    signs: Signs = Signs()  # what the algorithm knows about its own troubles
 
 
 @dataclass

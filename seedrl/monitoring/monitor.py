@@ -19,12 +19,12 @@ from seedrl.monitoring.recorder import Recorder
 from seedrl.monitoring.reporting import Reporter
 from seedrl.monitoring.sampler import Row
 from seedrl.run.stopping import Progress
-from seedrl.status import Status
+from seedrl.status import Learning, Status
 from seedrl.trained.card import write_card
 
 
 class Monitor:
-    """`start`, `begin`, `sample` and `close` belong to the main thread; the rest is for any thread."""
+    """`start`, `begin`, `sample`, `finish` and `close` belong to the main thread; the rest is for any thread."""
 
     def __init__(
         self,
@@ -57,6 +57,12 @@ class Monitor:
     def sample(self) -> Row:
         """Return what has happened over the last few samples; write it down now and then."""
         return self._recorder.sample()
+
+    def finish(self) -> Learning:
+        """Take the last sample, if the learner ran; return the verdict on the whole run."""
+        with contextlib.suppress(Exception):  # whatever fails here, the run has to be saved and summarized
+            return self._recorder.finish()
+        return Learning()
 
     def close(self, summary: Row, is_coming_back: bool = False) -> None:
         """End the pages and what is written; draw what takes seconds, unless the run is started again at once."""

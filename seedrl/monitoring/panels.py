@@ -80,6 +80,11 @@ def quantile(share: float, histogram: str) -> str:
     return f"histogram_quantile({share}, {rate(histogram + '_bucket')})"
 
 
+def of_last(share: float, what: str) -> str:
+    """Return the query for a true quantile of the last 100 episodes, of their return or length."""
+    return f'seedrl_{what}_quantile{{quantile="{share}"}}'
+
+
 def total(labelled: str) -> str:
     """Return the query for a labelled counter's rate over all of its labels."""
     return f"sum by (job, instance) ({rate(labelled + '_total')})"
@@ -130,17 +135,26 @@ PARTS = " or ".join(
     )
 )
 BOTTLENECK = (
-    called("learner", f"1 - ({WAIT_SHARE} < 0.1)") + " or on (job, instance) "
+    called("paused", "seedrl_sessions_paused / seedrl_sessions_open > 0")
+    + " or on (job, instance) "
+    + called("learner", f"1 - ({WAIT_SHARE} < 0.1)")
+    + " or on (job, instance) "
     f"topk by (job, instance) (1, {PARTS}) / on (job, instance) group_left () (seedrl_groups / {REQUESTS})"
 )
 
 TILES = (
     Tile("Steps per second", "Transitions of environments, all actors together", Unit.number, rate("env_steps_total")),
-    Tile("Return", "Mean of the last 100 episodes, unclipped and undiscounted", Unit.number, "seedrl_return_mean"),
+    Tile(
+        "Return",
+        "Mean of the last 100 episodes, or of all so far, unclipped and undiscounted",
+        Unit.number,
+        "seedrl_return_mean",
+    ),
     Tile(
         "Bottleneck",
-        "The learner, if it hardly ever waits, which is the best case. Otherwise the part of its cycle in which a "
-        "request spends most time, and the share: env, network, store (actors are held back), batching or inference",
+        "The learner, if it hardly ever waits, which is the best case; paused, if actors are. Otherwise the part of "
+        "its cycle in which a request spends most time, and the share: env, network, store (actors are held back), "
+        "batching or inference",
         Unit.word,
         BOTTLENECK,
     ),
@@ -166,27 +180,44 @@ PANELS = (
     Panel(
         "Return",
         LEARNING,
-        "Mean of the last 100 episodes, undiscounted and unclipped. If it is flat from the start, look at what the "
-        "algorithm reports and at the gradient norm. If it falls after a rise, look at the policy lag.",
+        "Mean of the last 100 episodes, or of all so far, undiscounted and unclipped. If it is flat or falls, the "
+        "learner's own page and seedrl status tell why, as far as can be known, and which setting to try.",
         Unit.number,
-        (("seedrl_return_mean", "mean of 100"), ("seedrl_eval_return_mean", "evaluation")),
+        (("seedrl_return_mean", "training"), ("seedrl_eval_return_mean", "evaluation")),
         min=None,
     ),
     Panel(
         "Spread of returns",
         LEARNING,
-        "Quantiles of the episodes that ended in the window, interpolated within the buckets of the histogram: read "
-        "the shape, not the digits.",
+        "Quantiles of the last 100 episodes, or of all so far. Half of them lie above p50.",
         Unit.number,
-        tuple((quantile(share, "episode_return"), f"p{share * 100:.0f}") for share in (0.9, 0.5, 0.1)),
+        tuple((of_last(share, "return"), f"p{share * 100:.0f}") for share in (0.9, 0.5, 0.1)),
         min=None,
+    ),
+    Panel(
+        "Reward per step",
+        LEARNING,
+        "Mean reward of the steps of the last seconds, unclipped. It tells something before the first episode ends.",
+        Unit.number,
+        (("seedrl_reward_per_step", "reward"),),
+        min=None,
+    ),
+    Panel(
+        "Does it learn?",
+        LEARNING,
+        "The verdict of the learner, which its own page and seedrl status explain: good, bad, or open, which is "
+        "neither, or too early to tell.",
+        Unit.number,
+        tuple((f'seedrl_learning{{mood="{mood}"}}', mood) for mood in ("open", "bad", "good")),
+        stacked=True,
+        max=1.0,
     ),
     Panel(
         "Episode length",
         LEARNING,
-        "Mean steps of the episodes that ended in the window.",
+        "Mean steps of the episodes that ended in the window, and the quantile of the last 100 episodes.",
         Unit.number,
-        ((mean("episode_length"), "mean"), (quantile(0.9, "episode_length"), "p90")),
+        ((mean("episode_length"), "mean"), (of_last(0.9, "length"), "p90 of 100")),
     ),
     Panel(
         "Episodes per minute",
@@ -351,7 +382,7 @@ PANELS = (
         "Store fill",
         AGE,
         "Finished unrolls in the store, over its capacity. A queue that is full means that training is the limit and "
-        "actors are slowed.",
+        "actors are slowed. On policy they wait for every update instead, and the store is nearly empty.",
         Unit.share,
         (("seedrl_store_unrolls / seedrl_store_capacity", "fill"),),
         max=1.0,

@@ -47,8 +47,11 @@ def draw_curve(run_dir: Path) -> Path | None:
             return None
         figure = _figure(2 * PANEL_INCHES[0], PANEL_INCHES[1])
         for axes, xs, words in _panels(figure, [curve]):
-            axes.plot(xs(curve), curve.returns, color=COLOURS[0], marker=_marker(curve))
+            axes.plot(xs(curve), curve.returns, color=COLOURS[0], marker=_marker(curve), label="training")
+            if np.isfinite(curve.evaluations).any():
+                axes.plot(xs(curve), curve.evaluations, color=COLOURS[1], linestyle=DASHES[1], label="evaluation")
             _label(axes, words)
+        axes.legend(fontsize=8, frameon=False)
         figure.suptitle(_literal(f"{curve.env}, seed {curve.seed}: {curve.score:,.2f}"), fontsize=10)
         _save(figure, run_dir / CURVE)
     except Exception:  # matplotlib and its settings may raise anything; a run does not fail because of a picture
@@ -92,7 +95,7 @@ def on_common_grid(xs: Sequence[np.ndarray], returns: Sequence[np.ndarray]) -> t
 def _panels(figure: Any, curves: Sequence[Curve]) -> list[tuple[Any, Any, str]]:
     """Return the axes, the function for a curve's x and its label: steps on the left, time on the right."""
     left, right = figure.subplots(1, 2, sharey=True)
-    left.set_ylabel("mean return of 100 episodes")
+    left.set_ylabel("mean return of up to 100 episodes")
     unit, size = _unit(max(curve.seconds[-1] for curve in curves))
     return [
         (left, lambda curve: curve.env_steps, "environment steps"),

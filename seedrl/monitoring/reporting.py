@@ -8,14 +8,14 @@ import platform
 import time
 from importlib.metadata import version
 
-from seedrl import __version__
 from seedrl.algorithms.settings import described
-from seedrl.metrics import LearnerState, LearningMetrics, ServingMetrics
+from seedrl.metrics import MOODS, LearnerState, LearningMetrics, ServingMetrics
 from seedrl.monitoring.life import Life, Watched
 from seedrl.monitoring.recorder import Recorder
 from seedrl.monitoring.sampler import Row
 from seedrl.serving.sessions import Session
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
+from seedrl.version import __version__
 from seedrl.wire.security import exposures
 
 
@@ -32,7 +32,7 @@ class Reporter:
     def status(self) -> Status:
         watched, config = self._watched, self._watched.config
         return Status(
-            state=self._life.state,
+            state=self._state(),
             version=__version__,
             env=config.env.id,
             device=watched.device,
@@ -43,6 +43,7 @@ class Reporter:
             goal_return=config.stop.return_mean_100,
             row=numbers_in(self._recorder.row),
             verdict=self._recorder.verdict,
+            learning=self._recorder.learning,
             trouble=trouble(watched.serving, watched.learning),
             actors=self._actors(),
             rank=watched.identity.rank,
@@ -50,6 +51,12 @@ class Reporter:
             node=watched.identity.node,
             algorithm=self._life.running.algorithm if self._life.running else described(config.algorithm),
         )
+
+    def _state(self) -> str:
+        """Return the phase of the learner; paused while all of its actors are."""
+        state, sessions = self._life.state, list(self._watched.sessions.open.values())
+        is_paused = bool(sessions) and all(session.is_paused for session in sessions)
+        return "paused" if state == "running" and is_paused else state
 
     def refresh(self) -> None:
         """Bring the gauges of `state` up to date."""
@@ -79,6 +86,10 @@ class Reporter:
         state.frames = watched.serving.env_steps * config.env.frame_skip
         state.return_mean = math.nan if mean is None else mean
         state.eval_return_mean = math.nan if eval_mean is None else eval_mean
+        state.return_quantile |= watched.serving.return_quantiles()
+        state.length_quantile |= watched.serving.length_quantiles()
+        state.reward_per_step = self._recorder.row.get("reward_per_step", math.nan)
+        state.learning = {mood: float(mood == self._recorder.learning.mood) for mood in MOODS}
         state.checkpoint_interval_seconds = config.checkpoint.seconds
 
     def _refresh_serving(self) -> None:
@@ -86,6 +97,7 @@ class Reporter:
         actors = self._actors()
         state.open = float(sessions.is_open)
         state.sessions_open, state.desired_actors = len(actors), self._recorder.autoscaler.desired
+        state.sessions_paused = sum(session.is_paused for session in list(sessions.open.values()))
         state.groups = self._recorder.groups
         state.slots_taken, state.slots_limit = sessions.slots_taken, config.serving.max_slots
         state.waiting_rows, state.batch_rows_limit = self._watched.batcher.waiting_rows, config.serving.max_rows

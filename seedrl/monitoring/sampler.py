@@ -53,7 +53,13 @@ class Sampler:
 
     def totals(self) -> Totals:
         """Return the present value of every counter; labels and parts of histograms are named name/part."""
-        totals = {"time": self._clock() - self._began, **_flat(self._serving), **_flat(self._learning)}
+        totals = {
+            "time": self._clock() - self._began,
+            "reward_sum": self._serving.reward_sum,
+            "own_steps": self._serving.env_steps,
+            **_flat(self._serving),
+            **_flat(self._learning),
+        }
         progress = self._progress()
         if progress is not None:
             totals |= {"env_steps": progress.env_steps, "episodes": progress.episodes}
@@ -75,6 +81,10 @@ class Sampler:
             "updates": learning.updates,
             "episodes": int(now["episodes"]),
             "return_mean_100": serving.return_mean_100 if progress is None else progress.return_mean,
+            **{f"return_p{100 * float(share):.0f}": value for share, value in serving.return_quantiles().items()},
+            "returns": serving.episode_return.count,
+            "return_sum": serving.episode_return.sum,
+            **({"reward_per_step": _ratio(change["reward_sum"], change["own_steps"])} if change["own_steps"] else {}),
             "eval_steps": serving.eval_steps,
             "eval_episodes": serving.eval_episodes,
             "eval_return_mean_100": serving.eval_return_mean_100,
@@ -89,16 +99,26 @@ class Sampler:
             "learner_wait_fraction": _share(change, "learner_seconds", LEARNER_STAGES)["wait"],
             "backpressure_fraction": _ratio(change["serving_seconds/hold"], seconds),
             "actors": len(self._sessions.open),
+            "paused_actors": sum(session.is_paused for session in list(self._sessions.open.values())),
             "actor_wait_fraction": _ratio(recent.wait_seconds, recent.wait_seconds + recent.env_seconds),
             "dropped_rows": sum(serving.rows_dropped.values()),
             "skipped_updates": learning.skipped_updates,
             **{f"cycle/{part}": value for part, value in cycle.items()},
             **{f"serving/{k}": v for k, v in _share(change, "serving_seconds", SERVING_STAGES).items()},
             **{f"learner/{k}": v for k, v in _share(change, "learner_seconds", LEARNER_STAGES).items()},
+            **self._reported(),
+            **self._exploration(),
+        }
+
+    def _reported(self) -> dict[str, float]:
+        """Return what is known about a recent gradient step; nothing before the first one of this process."""
+        learning = self._learning
+        if not learning.algorithm:
+            return {}
+        return {
             "grad_norm": learning.grad_norm,
             "learning_rate": learning.learning_rate,
             **{f"algorithm/{name}": value for name, value in learning.algorithm.items()},
-            **self._exploration(),
         }
 
     def _exploration(self) -> dict[str, float]:

@@ -24,6 +24,12 @@ from seedrl.run.directory import RunDirectory, plain, write_atomically
 TAGS = {
     "return_mean_100": "return/mean_100",
     "episodes": "return/episodes",
+    "return_p10": "return/p10",
+    "return_p50": "return/p50",
+    "return_p90": "return/p90",
+    "returns": "return/returns",
+    "return_sum": "return/sum",
+    "reward_per_step": "return/reward_per_step",
     "eval_return_mean_100": "return/eval_mean_100",
     "eval_episodes": "return/eval_episodes",
     "seconds": "progress/seconds",

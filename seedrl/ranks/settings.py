@@ -26,7 +26,8 @@ def settings_of_rank(config: LearnerConfig, identity: Identity) -> LearnerConfig
         f"so does torchrun --nproc-per-node={config.ranks.count} -m seedrl learner ranks.count={config.ranks.count} …",
     )
     cores = available_cores() // identity.local_world_size
-    settings = replace(config, threads=config.threads or max(1, cores // 2))
+    share = config.threads or max(1, cores // 2)
+    settings = config if identity.local_world_size == 1 else replace(config, threads=share)
     return settings if identity.is_first else _further(settings, identity.local_rank)
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from seedrl import plugins
-from seedrl.config import LearnerConfig
+from seedrl.config import Display, LearnerConfig
 from seedrl.device import choose_device
-from seedrl.errors import RankLost, RunDirectoryError, ThreadDied
+from seedrl.errors import ConfigError, RankLost, RunDirectoryError, ThreadDied
 from seedrl.learning.loop import POLL_SECONDS
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.life import Running, Watched
@@ -28,11 +28,13 @@ from seedrl.roles.peers import Alone, Peers
 from seedrl.roles.training import Training
 from seedrl.run.budget import check_store
 from seedrl.run.callbacks import Callbacks
+from seedrl.run.closing import closing_words, failed_words
 from seedrl.run.context import ContextFile, State
 from seedrl.run.events import Events
+from seedrl.run.finding import remember
 from seedrl.run.identity import ALONE, Identity
 from seedrl.run.membership import Membership
-from seedrl.run.progress import ProgressDisplay, closing_words, console
+from seedrl.run.progress import ProgressDisplay, console
 from seedrl.run.saving import Saver
 from seedrl.run.snapshot import spec_of
 from seedrl.run.stopping import Stop, stop_on_signals
@@ -47,6 +49,7 @@ from seedrl.validation import check
 from seedrl.wire.messages import Command
 
 LOOK_SECONDS = 0.5
+_FINAL_STATES = {"done": State.DONE, "interrupted": State.INTERRUPTED, "failed": State.FAILED}
 CALLBACK_SECONDS = 3.0  # for callbacks to finish the events that wait when the run ends
 STOP_SECONDS = 8.0  # for the threads to end: less than a supervisor waits
 
@@ -132,10 +135,17 @@ class LearnerProcess:
         self.peers.leave()
         if self.stop.failure is not None:
             self._log_failure(self.stop.failure)
+            if not self.run_directory.has_job:  # else `seedrl run` may start it again
+                self._explain(self.stop.failure)
             raise self.stop.failure
-        if self.learning.updates:
-            self.display.say(closing_words(summary, str(self.run_directory.path)))
+        self.display.say(closing_words(self.run_directory, self.config, summary))
         return summary
+
+    def _explain(self, failure: BaseException) -> None:
+        """Add what a user can do about a failure; if the settings were refused, the run was never one."""
+        is_refused = isinstance(failure, ConfigError)
+        if not (is_refused and self.run_directory.discard_if_unused()):
+            failure.add_note(failed_words(self.run_directory, self.config))
 
     def _log(self) -> Path | None:
         """Return where a rank writes that is not the first, which has the terminal."""
@@ -160,7 +170,10 @@ class LearnerProcess:
         self.monitor.start(address)
         near = self.config.socket or address  # what people on this machine can reach without TLS
         self.membership.begin(near, self.monitor.address)
-        self.display.say(f"learner: serving {self.config.env.id} at {address}; run directory {self.run_directory.path}")
+        where = f"run directory {self.run_directory.path}"
+        self.display.say(f"learner: serving {self.config.env.id} at {address}; {where}")
+        if self.config.display is Display.none:
+            self.display.say(f"learner: {where}", is_essential=True)
         if self.monitor.address:
             self.display.say(f"learner: live page at http://{self.monitor.address}/, metrics at /metrics")
         self.peers.announce(self.inference.balance.address)
@@ -187,12 +200,18 @@ class LearnerProcess:
     def _start_threads(self) -> None:
         assert self.training is not None
         self.clock.start()
-        store = self.training.store
+        training, store = self.training, self.training.store
         running = Running(
-            store, store.columns.nbytes, self.training.policy, self.inference.batches, self.training.algorithm
+            store,
+            store.columns.nbytes,
+            training.policy,
+            self.inference.batches,
+            training.algorithm,
+            training.is_on_policy,
+            training.signs,
         )
         self.monitor.begin(running, self.clock.seconds_before)
-        self.training.thread.start()
+        training.thread.start()
         self.inference.begin(on_ready=self._become_ready)
 
     def _watch(self) -> None:
@@ -219,10 +238,10 @@ class LearnerProcess:
         self.events.close(CALLBACK_SECONDS)
         self.display.close()
         counts = counts or counts_of(self.serving, self.learning)
-        summary = summarize(self.config, self.stop, counts, self.clock.seconds)
+        summary = summarize(self.config, self.stop, counts, self.clock.seconds, self.monitor.finish())
         if was_running or self.checkpoint is None:  # else nothing happened since the summary that is there
             self._write_summary(summary)
-        self.membership.enter(State.DONE if self.stop.failure is None else State.FAILED, self.stop.reason)
+        self.membership.enter(_FINAL_STATES[self.stop.status], self.stop.reason)
         try:
             self.monitor.close(summary, is_coming_back=isinstance(self.stop.failure, RankLost))
         except Exception as error:  # the run is over and saved: no reason for it to fail
@@ -304,4 +323,6 @@ def run_learner(config: LearnerConfig, identity: Identity) -> None:
         return
     process = LearnerProcess(config, identity)
     stop_on_signals(process.stop, process.display.say)
+    if identity.is_first:
+        remember(process.run_directory.path)
     process.run()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from seedrl import __version__
 from seedrl.actions import Actions
 from seedrl.config import ActorsConfig, LearnerConfig, ServingConfig
 from seedrl.device import choose_device
@@ -36,6 +35,7 @@ from seedrl.status import Status, Verdict
 from seedrl.store import Store, StoreSizes
 from seedrl.tracebacks import failed
 from seedrl.validation import check
+from seedrl.version import __version__
 from seedrl.wire.messages import Command
 
 STOP_SECONDS = 8.0  # for the last batch

@@ -10,6 +10,7 @@ from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.settings import described
+from seedrl.algorithms.signs import signs_of
 from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, own_stream
 from seedrl.errors import ConfigError, Diverged, RunDirectoryError
@@ -25,7 +26,7 @@ from seedrl.run.directory import RunDirectory
 from seedrl.run.events import Events
 from seedrl.run.progress import ProgressDisplay
 from seedrl.run.saving import Saver
-from seedrl.run.snapshot import Resumable, initial_weights, load_weights
+from seedrl.run.snapshot import Resumable, count_parameters, initial_weights, load_weights
 from seedrl.run.stopping import Stop
 from seedrl.run.totals import Counts, RunClock, counts_of
 from seedrl.selectors import build_selector
@@ -70,6 +71,8 @@ class Training:
         self._process = process
         self._batch_size = config.algorithm.batch_size
         self.algorithm = described(config.algorithm)
+        self.is_on_policy = config.lockstep or bool(config.algorithm.on_policy)
+        self.signs = signs_of(algorithm)
         self.store = Store(spec, build_selector(config), sizes, device, on_free=inference.wake)
         self.policy = Policy(model, version=0)
         self.learner = process.peers.learner(
@@ -103,11 +106,11 @@ class Training:
             device=device,
             on_episodes=partial(process.events.episodes, is_evaluation=False),
             on_evaluated=partial(process.events.episodes, is_evaluation=True),
-            may_continue=self._is_in_step if config.lockstep or config.algorithm.on_policy else lambda: True,
+            may_continue=self._is_in_step if self.is_on_policy else lambda: True,
             fraction=lambda: process.rounds.progress.env_steps / config.stop.env_steps,
         )
         self.thread = threading.Thread(target=self._run, name="learner", daemon=True)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+        parameters = count_parameters(model)
         process.display.say(
             f"learner: {self.algorithm} on {spec}; {parameters:,} parameters on {device}; "
             f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"

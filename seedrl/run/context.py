@@ -34,14 +34,18 @@ LEARNER = "learner"  # the name of that member
 
 
 class State(Enum):
-    """The state of a run. FAILED may follow any state, and INIT follows DONE and FAILED when the run is resumed."""
+    """The state of a run. FAILED may follow any state, and INIT follows every end when the run is resumed."""
 
     INIT = "a learner starts, or waits for its first actor"
     READY = "restored and warmed up, actors are served"
     RUNNING = "the learner trains"
     DRAINING = "the learner was asked to stop, or is done, and ends cleanly"
-    DONE = "the run ended cleanly; the reason says why"
+    DONE = "the run reached its goal or used up its steps; the reason says which"
+    INTERRUPTED = "a signal ended the run, as a user or a system wished; it can be resumed"
     FAILED = "the run ended with an error; the reason says which"
+
+
+ENDED = (State.DONE, State.INTERRUPTED, State.FAILED)
 
 
 @dataclass(frozen=True, slots=True)

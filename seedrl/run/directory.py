@@ -1,6 +1,7 @@
 """The run directory: everything that a run writes and resumes from. Knows nothing of torch.
 
-config.yaml     the settings, complete
+config.yaml     the settings of the learner, complete
+job.yaml        the settings of `seedrl run` that are not the learner's; there is none if the learner was started alone
 context.json    state, members, counters and addresses, see context.py
 metrics.jsonl   one line of measurements every few seconds, more often in the first minute
 checkpoints/    see checkpoint.py
@@ -9,6 +10,7 @@ summary.json    written at every clean end
 tensorboard/, wandb/, wandb_run_id.txt   if the settings ask for them, see monitoring/sinks.py
 curve.png       see monitoring/plots.py
 card.md         the run on one page, see trained/card.py
+.reserve        space for small files on a full disk, see reserve.py
 policy.pt2, policy.onnx, videos/   written by `seedrl export` and `seedrl record`
 """
 
@@ -20,24 +22,26 @@ import os
 import re
 import shutil
 import time
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import yaml
 
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, RunConfig
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.run import reserve
 
-# A run may be resumed with other values of all settings except these.
-PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep")
+# A run that has begun may be resumed with other values of all settings except these.
+PART_OF_THE_RUN = ("env", "model", "algorithm", "seed", "lockstep", "init_from")
 
 
+CONFIG, JOB = "config.yaml", "job.yaml"
 Schema = TypeVar("Schema")
+Resumed = TypeVar("Resumed", bound=LearnerConfig)
 
-OURS = ("logs", "checkpoints", "context.json")  # may be there before config.yaml is
+OURS = ("logs", "checkpoints", "context.json", JOB)  # may be there before config.yaml is
 
 
 class RunDirectory:
@@ -49,27 +53,61 @@ class RunDirectory:
         self.logs = path / "logs"
         self.metrics = path / "metrics.jsonl"
         self.earlier_processes = 0  # that have claimed this run before; known once it is claimed
+        self.is_new = False  # whether `prepare` has created it
 
     @classmethod
     def prepare(cls, config: LearnerConfig) -> "RunDirectory":
         """Create the directory, or use an existing one if its settings fit."""
         run = cls(Path(config.run_dir) if config.run_dir else fresh(Path("runs") / directory_name(config.env.id)))
+        run.is_new = not config.run_dir or not run.path.exists()
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"{run.path} cannot be created: {error.strerror}; give another run_dir") from error
         before = run.settings()
         if before is not None:
-            run._refuse_another_algorithm(before, config.algorithm.name)
-            differing = _differences(before, plain(config))
-            if differing:
-                raise RunDirectoryError(
-                    f"{run.path} holds a run with other settings: {'; '.join(differing)}. "
-                    "Give the same settings, or another run_dir"
-                )
+            run._refuse_other_settings(before, config)
         elif any(run.path.iterdir()) and not run._is_ours():
             raise RunDirectoryError(f"{run.path} is not empty and no run directory; give another run_dir")
         return run
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether there is anything that other settings would not fit: measurements or checkpoints."""
+        return self.metrics.exists() or self.checkpoints.exists()
+
+    @property
+    def has_job(self) -> bool:
+        """Return whether `seedrl run` started this run, and not `seedrl learner`."""
+        return (self.path / JOB).exists()
+
+    def write_job(self, config: RunConfig) -> None:
+        """Write the settings that a learner does not have, or has from its engine, so that the job can be resumed."""
+        advertise = {"advertise": config.ranks.advertise}
+        self._write_if_other(JOB, {"launch": plain(config.launch), "listen": config.listen, "ranks": advertise})
+
+    def discard_if_unused(self) -> bool:
+        """Remove the directory if it was created for a start in which nothing was trained; return whether it was.
+
+        It stays if a log in it holds a traceback, which the message on screen may refer to.
+        """
+        is_explained = any("Traceback" in log.read_text(errors="replace") for log in self.logs.glob("*.log"))
+        if not self.is_new or self.has_begun or is_explained:
+            return False
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()  # that of the environment, if this was its first run
+        return True
+
+    def _refuse_other_settings(self, before: dict[str, Any], config: LearnerConfig) -> None:
+        if not self.has_begun:
+            return
+        self._refuse_another_algorithm(before, config.algorithm.name)
+        if differing := _differences(before, plain(config)):
+            raise RunDirectoryError(
+                f"{self.path} holds a run with other settings: {'; '.join(differing)}. These belong to the run: leave "
+                f"them out, or give another run_dir, which init_from={self.path} starts with the weights of this one"
+            )
 
     def _refuse_another_algorithm(self, before: dict[str, Any], name: str) -> None:
         """Name it alone: the other settings that differ follow from it."""
@@ -85,18 +123,22 @@ class RunDirectory:
         except OSError as error:
             self._lock.close()
             raise RunDirectoryError(f"another learner is running in {self.path}; give another run_dir") from error
-        self._write_settings(yaml.safe_dump(plain(config), sort_keys=False))
+        lasting = replace(config, socket="")  # the socket is one of this process
+        try:
+            self._write_if_other(CONFIG, plain(lasting))
+        except RunDirectoryError:
+            self.release()
+            raise
         self._count_processes()
         reserve.refill(self.path)
 
-    def _write_settings(self, text: str) -> None:
-        """Write config.yaml, unless it holds these settings: a run that resumes on a full disk needs no room for it."""
-        path = self.path / "config.yaml"
+    def _write_if_other(self, name: str, settings: dict[str, Any]) -> None:
+        """Write settings to a file, unless it holds them: a run that resumes on a full disk needs no room for it."""
+        path, text = self.path / name, yaml.safe_dump(settings, sort_keys=False)
         try:
             if not path.exists() or path.read_text() != text:
                 write_atomically(path, text)
         except OSError as error:
-            self.release()
             raise RunDirectoryError(f"{path} cannot be written: {error.strerror}; give another run_dir") from error
 
     def _count_processes(self) -> None:
@@ -115,7 +157,11 @@ class RunDirectory:
 
     def settings(self) -> dict[str, Any] | None:
         """Return the content of config.yaml; None if there is none yet."""
-        path = self.path / "config.yaml"
+        return self._read(CONFIG)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """Return the settings in a file; None if there is no such file."""
+        path = self.path / name
         if not path.exists():
             return None
         try:
@@ -128,10 +174,22 @@ class RunDirectory:
 
     def config(self) -> LearnerConfig:
         """Return the settings as a learner has them, without those of another version that are not known here."""
+        return restored(LearnerConfig, self._own_settings())
+
+    def settings_to_resume(self, schema: type[Resumed]) -> Resumed:
+        """Return the settings that this run is resumed with, as those of `seedrl run` or of `seedrl learner`."""
+        settings = self._own_settings()
+        if not settings.get("listen"):  # then each command has a default of its own
+            settings.pop("listen", None)
+        if issubclass(schema, RunConfig) and (job := self._read(JOB)) is not None:
+            settings |= {**job, "ranks": {**settings.get("ranks", {}), **job.get("ranks", {})}}
+        return restored(schema, settings)
+
+    def _own_settings(self) -> dict[str, Any]:
         settings = self.settings()
         if settings is None:
-            raise RunDirectoryError(f"{self.path} is no run directory: there is no config.yaml in it")
-        return restored(LearnerConfig, settings)
+            raise RunDirectoryError(f"{self.path} is no run directory: there is no {CONFIG} in it")
+        return settings
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl, after one that a crash or a full disk may have cut off."""
@@ -145,25 +203,19 @@ class RunDirectory:
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
-    def remove_if_unused(self) -> None:
-        """Remove the directory of a run that could not start, unless its logs hold more than the message on screen."""
-        is_explained = any("Traceback" in log.read_text(errors="replace") for log in self.logs.glob("*.log"))
-        if not self.metrics.exists() and not any(self.checkpoints.glob("*")) and not is_explained:
-            shutil.rmtree(self.path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self.path.parent.rmdir()  # runs/<env>, if this was the only one
-
     def _is_ours(self) -> bool:
         return all(path.name in OURS or path.name.startswith(".") for path in self.path.iterdir())
 
 
-def check_initial_weights(init_from: str) -> None:
-    """Refuse an init_from without a checkpoint, before anything is started."""
-    path = Path(init_from)
-    if not init_from or (path / "manifest.json").exists() or any(path.glob("checkpoints/*/manifest.json")):
+def check_initial_weights(config: LearnerConfig) -> None:
+    """Refuse an init_from without a checkpoint, before anything is started; a run that has begun needs none."""
+    path = Path(config.init_from)
+    has_begun = bool(config.run_dir) and RunDirectory(Path(config.run_dir)).has_begun
+    is_there = (path / "manifest.json").exists() or any(path.glob("checkpoints/*/manifest.json"))
+    if not config.init_from or is_there or has_begun:
         return
     what = "there is no such directory" if not path.exists() else "there is no checkpoint in it"
-    raise ConfigError(f"init_from={init_from} must be a run directory or a checkpoint: {what}")
+    raise ConfigError(f"init_from={config.init_from} must be a run directory or a checkpoint: {what}")
 
 
 def another_algorithm(run: str, trained_with: str, name: str) -> str:

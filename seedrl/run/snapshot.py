@@ -53,6 +53,7 @@ class Resumable:
         state = {
             "spec": encoded_spec(self.spec),
             "algorithm": {name: getattr(self.algorithm, name) for name in RESOLVED},
+            "parameters": count_parameters(self.learner.model),
             "seconds": seconds,
             **counts,
             "score": score_of(counts),
@@ -91,6 +92,11 @@ class Resumable:
             f"learner: the checkpoint was written on another kind of device than {self.generator.device}, whose random "
             f"numbers cannot be continued here; they are seeded again from the seed and {updates:,} updates"
         )
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return how many numbers are trained; running statistics are not."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def spec_of(checkpoint: Checkpoint) -> EnvSpec:

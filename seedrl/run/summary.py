@@ -3,19 +3,21 @@
 import contextlib
 import platform
 import subprocess
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from seedrl import __version__
 from seedrl.config import LearnerConfig
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.reporting import trouble
 from seedrl.run.stopping import Stop
 from seedrl.run.totals import Counts, restore_counters
+from seedrl.status import Learning
+from seedrl.version import __version__
 
 
-def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float) -> dict[str, Any]:
+def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float, verdict: Learning) -> dict[str, Any]:
     """Return the summary. `seconds` includes earlier processes; `counts` are those of all ranks, or of one."""
     serving, learning = ServingMetrics(), LearningMetrics()
     restore_counters(counts, serving, learning)
@@ -28,11 +30,12 @@ def summarize(config: LearnerConfig, stop: Stop, counts: Counts, seconds: float)
         "updates": learning.updates,
         "episodes": serving.episodes,
         "seconds": round(seconds, 3),
-        "steps_per_second": round(serving.env_steps / seconds, 1),
+        "steps_per_second": round(serving.env_steps / seconds, 1) if seconds else 0.0,
         "return_mean_100": serving.return_mean_100,
         "eval_steps": serving.eval_steps,
         "eval_episodes": serving.eval_episodes,
         "eval_return_mean_100": serving.eval_return_mean_100,
+        "learning": asdict(verdict),
         "policy_lag_mean": round(learning.policy_lag.mean, 3),
         "learner_wait_fraction": round(learning.wait_fraction, 4),
         "inference_batch_mean": round(serving.batch_mean, 2),

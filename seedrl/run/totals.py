@@ -82,7 +82,7 @@ class RunClock:
 
     def __init__(self) -> None:
         self.seconds_before = 0.0
-        self._began = time.monotonic()
+        self._began: float | None = None  # not yet: a run that is done already takes no more time
 
     def start(self) -> None:
         """Count from now on."""
@@ -90,4 +90,4 @@ class RunClock:
 
     @property
     def seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self._began
+        return self.seconds_before + (0.0 if self._began is None else time.monotonic() - self._began)

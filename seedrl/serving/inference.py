@@ -206,6 +206,7 @@ class Inference:
             evaluated = int(np.count_nonzero(~self._seats.is_trained[batch.slots] & ~reset))
             metrics.eval_steps += evaluated
             steps -= evaluated
+            batch = batch._replace(reward=batch.reward * self._seats.is_trained[batch.slots])
         if len(finished.returns):
             metrics.returns.extend(finished.returns.tolist())
             metrics.lengths.extend(finished.lengths.tolist())
@@ -214,6 +215,7 @@ class Inference:
             metrics.episodes += len(finished.returns)
             self._on_episodes(finished)
         metrics.env_steps += steps
+        metrics.reward_sum += float(batch.reward.sum(dtype=np.float64))
         metrics.rows += rows
         metrics.batches += 1
         metrics.batch_rows.observe(rows)

@@ -169,10 +169,12 @@ class Server:
         await server.stop(grace=0.5)
 
     def _bind(self, server: grpc.aio.Server) -> str:
-        """Return the address of `listen`, with the port that was found if it named none."""
+        """Return the address of `listen`, with the port that was found if it named none; without it the socket's."""
         if self._config.socket:
             self._add_port(server, self._config.socket, "socket")
         listen = self._config.listen
+        if not listen:
+            return self._config.socket
         port = self._add_port(server, listen, "listen")
         return listen if is_socket(listen) else f"{listen.rpartition(':')[0]}:{port}"
 

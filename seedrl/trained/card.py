@@ -3,6 +3,7 @@
 The page begins with the YAML front matter that the Hugging Face hub reads from a model's README.
 """
 
+import contextlib
 import json
 import shlex
 import sys
@@ -12,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from safetensors import safe_open
 
 from seedrl.algorithms.settings import described
-from seedrl.config import CardConfig, LearnerConfig
+from seedrl.config import CardConfig, LearnerConfig, RunConfig
 from seedrl.monitoring.curves import NOT_COMPARED, as_typed, flat, is_below
 from seedrl.monitoring.plots import CURVE
 from seedrl.run import checkpoint as files
@@ -55,7 +55,7 @@ def card_of(run: RunDirectory, config: LearnerConfig) -> Iterator[str]:
     yield from _pictures(run.path)
     yield from _section("Scores", _scores(summary, evaluations))
     yield from _section("Environment and policy", _policy(config, newest))
-    yield from _section("How to run it", _usage(run.path, config))
+    yield from _section("How to run it", _usage(run))
     yield from _section("How it was made", _making(config, summary))
     yield from _section("Limits", _limits(config, summary, evaluations))
 
@@ -109,10 +109,22 @@ def _scores(summary: Json, evaluations: dict[str, Json]) -> Iterator[str]:
     rows = []
     if summary.get("return_mean_100") is not None:
         rows.append(("mean return of the last 100 training episodes", f"{summary['return_mean_100']:,.4g}"))
-    for name, found in evaluations.items():
-        rows += [(f"evaluation `{name}`: {key}", _shown(value)) for key, value in found.items() if _is_plain(value)]
+    rows += [row for found in evaluations.values() for row in _evaluation(found)]
     if rows:
         yield from _table(("what", "value"), rows)
+
+
+def _evaluation(report: Json) -> Iterator[tuple[str, str]]:
+    """Yield a row for a report of `seedrl eval`; nothing for a file that is none."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        score, seeds = report["score"], len(report["seeds"])
+        manner = "acting greedily" if report["greedy"] else "sampling"
+        over = f"{score['episodes']:,} episodes" + (f" of {seeds} seeds" if seeds > 1 else "")
+        yield (
+            f"evaluation after {report['env_steps']:,} steps, {manner}, {over}",
+            f"{score['mean']:,.4g} ± {score['std']:,.3g} (median {score['median']:,.4g}, "
+            f"IQM {score['iqm']:,.4g} [{score['iqm_low']:,.4g}, {score['iqm_high']:,.4g}])",
+        )
 
 
 def _policy(config: LearnerConfig, newest: Path | None) -> Iterator[str]:
@@ -132,7 +144,7 @@ def _policy(config: LearnerConfig, newest: Path | None) -> Iterator[str]:
         state = _json(newest / files.STATE)
         algorithm = replace(algorithm, **state.get("algorithm", {}))
         rows += list(_spaces(spec_of(Checkpoint({}, state)))) if "spec" in state else []
-        rows.append(("parameters", f"{_parameters(newest):,}"))
+        rows += [("parameters", f"{state['parameters']:,}")] if "parameters" in state else []
         rows.append(("checkpoint", f"`{newest.relative_to(newest.parents[1])}`"))
     rows.insert(2, ("algorithm", described(algorithm)))
     yield from _table(("what", "value"), rows)
@@ -144,22 +156,8 @@ def _spaces(spec: EnvSpec) -> Iterator[tuple[str, str]]:
             yield f"{kind} {f'`{name}`' if name else ''}".rstrip(), str(leaf)
 
 
-def _parameters(checkpoint: Path) -> int:
-    """Count the weights of the model from the header of the file, without reading them or running statistics."""
-    with safe_open(checkpoint / files.TENSORS, framework="np") as tensors:
-        names = [name for name in tensors.keys() if name.startswith("model/") and ".moments." not in name]  # noqa: SIM118
-        sizes = [tensors.get_slice(name).get_shape() for name in names]
-    count = 0
-    for size in sizes:
-        product = 1
-        for axis in size:
-            product *= axis
-        count += product
-    return count
-
-
-def _usage(run_dir: Path, config: LearnerConfig) -> Iterator[str]:
-    where = shlex.quote(f"run={run_dir}")
+def _usage(run: RunDirectory) -> Iterator[str]:
+    where = shlex.quote(str(run.path))
     yield "```sh"
     yield f"seedrl record {where}"
     yield f"seedrl export {where} format=onnx"
@@ -168,19 +166,20 @@ def _usage(run_dir: Path, config: LearnerConfig) -> Iterator[str]:
     yield "To train it again from scratch:"
     yield ""
     yield "```sh"
-    yield training_command(config)
+    yield training_command(run)
     yield "```"
 
 
-def training_command(config: LearnerConfig) -> str:
+def training_command(run: RunDirectory) -> str:
     """Return the command of an equal run: every setting of the run that differs from its default."""
-    usual, own = flat(plain(LearnerConfig())), flat(plain(config))
+    schema: type[LearnerConfig] = RunConfig if run.has_job else LearnerConfig
+    usual, own = flat(plain(schema())), flat(plain(run.settings_to_resume(schema)))
     settings = [
         shlex.quote(f"{key}={as_typed(value)}")
         for key, value in own.items()
         if usual.get(key) != value and (key == "seed" or not is_below(key, NOT_COMPARED))
     ]
-    return " ".join(["seedrl run", "env=any", *settings])
+    return " ".join([f"seedrl {'run' if run.has_job else 'learner'}", "env=any", *settings])
 
 
 def _making(config: LearnerConfig, summary: Json) -> Iterator[str]:
@@ -223,11 +222,3 @@ def _json(path: Path) -> Json:
             print(f"{path} is left out: {error}", file=sys.stderr)
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, int | float | str)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

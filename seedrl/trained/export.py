@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from seedrl import __version__
 from seedrl.config import ExportConfig, Format
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.run.directory import plain
@@ -22,6 +21,7 @@ from seedrl.specs import as_tree
 from seedrl.trained.check import TOLERANCE, Step, largest_difference, random_inputs
 from seedrl.trained.load import Trained, load_trained
 from seedrl.trained.step import StepInputs, StepOutputs, StepPolicy, flat
+from seedrl.version import __version__
 
 METADATA = "seedrl.json"  # a file inside the .pt2
 METADATA_KEY = "seedrl"  # a property of the ONNX file

@@ -10,7 +10,7 @@ from seedrl.models.build import build_run_model
 from seedrl.run.directory import RunDirectory
 from seedrl.run.snapshot import NEWEST, chosen_checkpoint, load_weights, spec_of
 from seedrl.specs import EnvSpec
-from seedrl.trained.player import Player
+from seedrl.trained.player import Chance, Player
 from seedrl.trained.step import StepPolicy
 
 
@@ -28,9 +28,9 @@ class Trained:
     def env_steps(self) -> int:
         return int(self.state["serving"]["env_steps"])
 
-    def player(self, rows: int) -> Player:
+    def player(self, rows: int, chance: Chance | None = None) -> Player:
         """Return what runs the policy in this many environments."""
-        return Player(self.policy, self.spec, self.config.env.frame_stack, rows)
+        return Player(self.policy, self.spec, self.config.env.frame_stack, rows, chance)
 
 
 def load_trained(run: str, which: str = NEWEST) -> Trained:

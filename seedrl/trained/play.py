@@ -22,6 +22,7 @@ class Moment(NamedTuple):
     step: int  # 0 is the first observation
     reward: float  # received on arriving here
     is_last: bool
+    is_cut: bool  # it is the last one because of the limit of steps, and not because the episode ended
     observation: Arrays  # [1, ...]  the newest frame
     frame: NDArray[Any] | None  # what the environment renders; None if it does not render
 
@@ -53,12 +54,13 @@ def _moments(trained: Trained, pool: Pool, episode: int, max_steps: int) -> Iter
         rows = pool.recv()
         begins, ends = (rows.flags & RESET) != 0, bool(rows.flags[0] & ENDED)
         step = 0 if begins[0] else step + 1
-        yield _moment(episode, step, rows, ends or step == max_steps, pool)
+        yield _moment(episode, step, rows, ends, not ends and step == max_steps, pool)
         pool.send(player.act(rows.observation, rows.reward, begins), rows.env_id)
         if ends:
             episode, step = episode + 1, 0
 
 
-def _moment(episode: int, step: int, rows: Rows, is_last: bool, pool: Pool) -> Moment:
+def _moment(episode: int, step: int, rows: Rows, ends: bool, is_cut: bool, pool: Pool) -> Moment:
     frame = pool.render() if hasattr(pool, "render") else None
-    return Moment(episode, step, float(rows.reward[0]), is_last, rows_of(rows.observation, 0, 1), frame)
+    observation = rows_of(rows.observation, 0, 1)
+    return Moment(episode, step, float(rows.reward[0]), ends or is_cut, is_cut, observation, frame)

@@ -24,6 +24,7 @@ GIF_FRAMES = 240
 GIF_SIDE = CELL_SIDE = 240  # pixels
 GRID = 4  # rows and columns of frames
 GAP, GAP_GREY = 4, 200  # pixels between them
+CAPTION_HEIGHT, CAPTION_SIZE, CAPTION_GREY = 18, 12, 40  # pixels below each frame, of the letters; ink on white
 
 
 def run_record(config: RecordConfig) -> None:
@@ -36,10 +37,10 @@ def run_record(config: RecordConfig) -> None:
     job = drawn(trained, config.seed)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        returns = Film(config, out, imageio).record(trained, job)
+        episodes = Film(config, out, imageio).record(trained, job)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error}; give another out=") from error
-    shown = ", ".join(f"{value:,.4g}" for value in returns)
+    shown = ", ".join(f"{each.total:,.4g}{f' (cut short at {each.steps:,} steps)' * each.is_cut}" for each in episodes)
     print(f"{out}.mp4, .gif and .png: {trained.config.env.id} after {trained.env_steps:,} steps; returns {shown}")
 
 
@@ -64,6 +65,23 @@ def _imageio() -> Any:
 
 
 @dataclass
+class Played:
+    """An episode so far."""
+
+    total: float = 0.0  # its return
+    steps: int = 0
+    is_cut: bool = False
+
+    def add(self, moment: Moment) -> None:
+        self.total += moment.reward
+        self.steps, self.is_cut = moment.step, moment.is_cut
+
+    @property
+    def caption(self) -> str:
+        return f"step {self.steps:,} · return {self.total:,.4g}"
+
+
+@dataclass
 class Film:
     """Writes frames: all to the mp4, some to the GIF, and a few of the first episode to the grid."""
 
@@ -71,26 +89,27 @@ class Film:
     out: Path
     imageio: Any
 
-    def record(self, trained: Trained, job: Welcome) -> list[float]:
-        """Play and write; return the return of every episode."""
+    def record(self, trained: Trained, job: Welcome) -> list[Played]:
+        """Play and write; return the episodes."""
         config = self.config
-        returns = [0.0] * config.episodes
+        episodes = [Played() for _ in range(config.episodes)]
         gif, grid = Thinned(GIF_FRAMES), Thinned(4 * GRID * GRID)
         moments = play(trained, job, config.episodes, config.max_steps)
         with ExitStack() as until_the_end:
             writer = None
             for moment in moments:
+                played = episodes[moment.episode]
+                played.add(moment)
                 frame = fitted(frame_of(moment, trained.spec), config.size)
                 if writer is None:  # ffmpeg starts with the first frame
                     writer = until_the_end.enter_context(self._video())
                 writer.append_data(frame)
                 gif.add(fitted(frame, GIF_SIDE))
                 if moment.episode == 0:
-                    grid.add(fitted(frame, CELL_SIDE))
-                returns[moment.episode] += moment.reward
+                    grid.add(captioned(fitted(frame, CELL_SIDE), played.caption))
         self._write_gif(gif)
         self.imageio.imwrite(self._path(".png"), grid_of(grid.evenly(GRID * GRID), GRID))
-        return returns
+        return episodes
 
     def _video(self) -> Any:
         return self.imageio.get_writer(
@@ -170,6 +189,15 @@ def fitted(frame: Frame, side: int) -> Frame:
         frame = frame.repeat(side // longer, axis=0).repeat(side // longer, axis=1)
     height, width = frame.shape[:2]
     return np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
+def captioned(frame: Frame, text: str) -> Frame:
+    """Return the frame with a line of text below it."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    strip = Image.new("L", (frame.shape[1], CAPTION_HEIGHT), 255)
+    ImageDraw.Draw(strip).text((4, 2), text, fill=CAPTION_GREY, font=ImageFont.load_default(CAPTION_SIZE))
+    return np.concatenate([frame, np.repeat(np.asarray(strip)[..., np.newaxis], 3, axis=-1)])
 
 
 def grid_of(frames: list[Frame], columns: int) -> Frame:

@@ -59,13 +59,18 @@ class StepPolicy(nn.Module):
         self, observation: Observation, reward: Tensor, last_action: Tensor, reset: Tensor, core_state: Tensor
     ) -> dict[str, Any]:
         """Return the fields of StepOutputs by name, in their order."""
-        inputs = ModelInput(observation, reward, last_action, reset).tree_map(lambda leaf: leaf.unsqueeze(0))
-        output, next_core_state = self.model(inputs, core_state)
-        logits, value = output.logits.squeeze(0), output.value.squeeze(0)
+        inputs = StepInputs(observation, reward, last_action, reset, core_state)
+        logits, value, next_core_state = self.evaluate(inputs)
         action = self.actions.choose(logits, logits.new_zeros(logits.shape[0], self.actions.noise_size))
         if not self.core_size:  # an exported graph must not return one of its inputs
             next_core_state = value.unsqueeze(-1)[:, :0]
         return StepOutputs(self.actions.to_env(action), logits, value, next_core_state, action)._asdict()
+
+    def evaluate(self, inputs: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits, values and the next core_state, without choosing actions."""
+        seen = ModelInput(inputs.observation, inputs.reward, inputs.last_action, inputs.reset)
+        output, next_core_state = self.model(seen.tree_map(lambda leaf: leaf.unsqueeze(0)), inputs.core_state)
+        return output.logits.squeeze(0), output.value.squeeze(0), next_core_state
 
     @torch.no_grad()
     def step(self, inputs: StepInputs) -> StepOutputs:

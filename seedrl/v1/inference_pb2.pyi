@@ -218,7 +218,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("state", "version", "env_id", "device", "run_dir", "metrics_address", "goal_env_steps", "goal_return", "row", "verdict", "trouble", "actors", "address", "rank", "ranks", "node", "algorithm")
+    __slots__ = ("state", "version", "env_id", "device", "run_dir", "metrics_address", "goal_env_steps", "goal_return", "row", "verdict", "trouble", "actors", "address", "rank", "ranks", "node", "algorithm", "learning")
     class RowEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +250,7 @@ class StatusResponse(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_FIELD_NUMBER: _ClassVar[int]
     state: str
     version: str
     env_id: str
@@ -267,7 +268,8 @@ class StatusResponse(_message.Message):
     ranks: int
     node: str
     algorithm: str
-    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., env_id: _Optional[str] = ..., device: _Optional[str] = ..., run_dir: _Optional[str] = ..., metrics_address: _Optional[str] = ..., goal_env_steps: _Optional[int] = ..., goal_return: _Optional[float] = ..., row: _Optional[_Mapping[str, float]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., trouble: _Optional[_Mapping[str, int]] = ..., actors: _Optional[_Iterable[_Union[ActorStatus, _Mapping]]] = ..., address: _Optional[str] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., node: _Optional[str] = ..., algorithm: _Optional[str] = ...) -> None: ...
+    learning: Learning
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., env_id: _Optional[str] = ..., device: _Optional[str] = ..., run_dir: _Optional[str] = ..., metrics_address: _Optional[str] = ..., goal_env_steps: _Optional[int] = ..., goal_return: _Optional[float] = ..., row: _Optional[_Mapping[str, float]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., trouble: _Optional[_Mapping[str, int]] = ..., actors: _Optional[_Iterable[_Union[ActorStatus, _Mapping]]] = ..., address: _Optional[str] = ..., rank: _Optional[int] = ..., ranks: _Optional[int] = ..., node: _Optional[str] = ..., algorithm: _Optional[str] = ..., learning: _Optional[_Union[Learning, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("bottleneck", "evidence", "change")
@@ -278,6 +280,18 @@ class Verdict(_message.Message):
     evidence: str
     change: str
     def __init__(self, bottleneck: _Optional[str] = ..., evidence: _Optional[str] = ..., change: _Optional[str] = ...) -> None: ...
+
+class Learning(_message.Message):
+    __slots__ = ("verdict", "evidence", "change", "mood")
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    MOOD_FIELD_NUMBER: _ClassVar[int]
+    verdict: str
+    evidence: str
+    change: str
+    mood: str
+    def __init__(self, verdict: _Optional[str] = ..., evidence: _Optional[str] = ..., change: _Optional[str] = ..., mood: _Optional[str] = ...) -> None: ...
 
 class ActorStatus(_message.Message):
     __slots__ = ("name", "session", "peer", "transport", "envs", "steps", "steps_per_second", "round_trip_seconds", "wait_fraction", "policy_lag", "reconnects", "connected_seconds", "silent_seconds")

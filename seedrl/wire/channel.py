@@ -26,15 +26,16 @@ AUTHORIZATION, SCHEME = "authorization", "Bearer "  # where a call shows its tok
 Metadata = tuple[tuple[str, str], ...]
 
 # Both ends ping every few seconds. A client gives up on a learner that does not answer for as long again. A learner is
-# more patient, as a client in a language with one thread answers nothing while it computes.
-PING_MS = 5_000
+# more patient, as a client in a language with one thread answers nothing while it computes; so that it still notices a
+# lost client within 15 seconds, it pings more often.
+CLIENT_PING_MS, SERVER_PING_MS = 5_000, 3_000
 SHORTEST_PING_MS = 1_000  # between the pings of a client; its connection is closed after a few that come sooner
 
 
-def _keepalive(patience_ms: int) -> list[tuple[str, Any]]:
+def _keepalive(ping_ms: int, patience_ms: int) -> list[tuple[str, Any]]:
     """Return the options. gRPC enforces the keepalive timeout only when the ping timeout is set as well."""
     return [
-        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_time_ms", ping_ms),
         ("grpc.keepalive_timeout_ms", patience_ms),
         ("grpc.http2.ping_timeout_ms", patience_ms),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -55,7 +56,7 @@ def server_options(longest: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", SHORTEST_PING_MS),
         ("grpc.http2.max_ping_strikes", 2),
-        *_keepalive(int(1000 * PING_PATIENCE)),
+        *_keepalive(SERVER_PING_MS, int(1000 * PING_PATIENCE)),
     ]
 
 
@@ -69,7 +70,7 @@ def client_options() -> list[tuple[str, Any]]:
         ("grpc.enable_retries", 0),  # the actor decides what is worth retrying
         ("grpc.enable_http_proxy", 0),  # an http_proxy variable would capture the stream
         ("grpc.use_local_subchannel_pool", 1),  # a new session starts with no back-off of the last one
-        *_keepalive(PING_MS),
+        *_keepalive(CLIENT_PING_MS, CLIENT_PING_MS),
     ]
 
 

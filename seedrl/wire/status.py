@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, fields
 
-from seedrl.status import ActorStatus, Status, Verdict
+from seedrl.status import ActorStatus, Learning, Mood, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
 
 
@@ -19,6 +19,7 @@ def serialize_status(status: Status) -> bytes:
         goal_return=status.goal_return,
         row=status.row,
         verdict=pb.Verdict(**asdict(status.verdict)),
+        learning=pb.Learning(**asdict(status.learning)),
         trouble=status.trouble,
         actors=[pb.ActorStatus(**asdict(actor)) for actor in status.actors],
         rank=status.rank,
@@ -43,6 +44,7 @@ def parse_status(data: bytes) -> Status:
         goal_return=status.goal_return if status.HasField("goal_return") else None,
         row=dict(status.row),
         verdict=Verdict(status.verdict.bottleneck, status.verdict.evidence, status.verdict.change),
+        learning=_learning(status.learning),
         trouble=dict(status.trouble),
         actors=[
             ActorStatus(**{each.name: getattr(actor, each.name) for each in fields(ActorStatus)})
@@ -53,3 +55,9 @@ def parse_status(data: bytes) -> Status:
         node=status.node,
         algorithm=status.algorithm,
     )
+
+
+def _learning(message: pb.Learning) -> Learning:
+    """Return the verdict; a learner of an older version sends none."""
+    mood = Mood(message.mood) if message.mood in list(Mood) else Mood.open
+    return Learning(message.verdict or "early", message.evidence, message.change, mood)

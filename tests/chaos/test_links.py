@@ -41,6 +41,10 @@ class Processes:
         words = ("seedrl", "learner", *settings, f"run_dir={self._directory / 'run'}", f"listen={listen}", "metrics=")
         return self.start(prefix, *words)
 
+    def actor(self, prefix: list[str], learner: str, number: int = 0) -> Process:
+        words = ("seedrl", "actor", f"learner={learner}", f"name=actor-{number}", "modules=[tests.chaos.counting]")
+        return self.start(prefix, *words)
+
     def updates(self) -> int:
         """Return the number of updates in the newest row of the run."""
         lines = self.rows.read_text().splitlines() if self.rows.exists() else []
@@ -68,7 +72,7 @@ def notice_and_rejoin(processes: Processes, learner: Process, actor: Process, lo
 
     def both_noticed() -> bool:
         seconds = time.monotonic() - lost
-        if "actor-0 left" in learner.out:
+        if any(words in learner.out for words in ("actor-0 left", "ended the session of actor-0")):  # by the next one
             noticed.setdefault("learner", seconds)
         if actor.out.count("trying again") > failures:
             noticed.setdefault("actor", seconds)
@@ -90,7 +94,7 @@ def test_half_open_link_in_a_namespace_is_noticed_on_both_sides(processes: Proce
     with Namespace() as network:
         address = "127.0.0.1:50051"
         learner = processes.learner(network.prefix, address)
-        actor = processes.start(network.prefix, "seedrl", "actor", f"learner={address}", "name=actor-0")
+        actor = processes.actor(network.prefix, address)
         notice_and_rejoin(processes, learner, actor, lambda: network.lose(1))
         network.heal()
         go_on(processes, learner)
@@ -101,7 +105,7 @@ def test_half_open_link_in_a_black_hole_is_noticed_on_both_sides(processes: Proc
     address = free_address()
     with Proxy(address) as proxy:
         learner = processes.learner([], address)
-        actor = processes.start([], "seedrl", "actor", f"learner={proxy.address}", "name=actor-0")
+        actor = processes.actor([], proxy.address)
         notice_and_rejoin(processes, learner, actor, proxy.black_hole)
         go_on(processes, learner)
         processes.end()
@@ -113,10 +117,7 @@ def test_loss_and_latency_slow_training_down_and_break_nothing(processes: Proces
         learner = processes.learner(network.prefix, address)
         proxy = processes.start(network.prefix, "tests.chaos.proxy", slow_address, address, f"delay={LATENCY}")
         proxy.says("proxy:")
-        actors = [
-            processes.start(network.prefix, "seedrl", "actor", f"learner={slow_address}", f"name=actor-{number}")
-            for number in range(2)
-        ]
+        actors = [processes.actor(network.prefix, slow_address, number) for number in range(2)]
         wait_until(lambda: processes.updates() > 0 or not learner.is_running, "updates")
         rates = {"latency": updates_per_second(processes)}
         network.lose(LOSS)

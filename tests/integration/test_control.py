@@ -106,6 +106,20 @@ def test_paused_actor_keeps_its_session_however_long_and_goes_on_where_it_was(
     assert len(first.pools) == pools
 
 
+def test_paused_actors_are_shown_as_paused_and_not_as_a_bottleneck(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    learner, first, second = pair(start_learner, start_actor)
+    status = learner.service.monitor.status
+    assert tell(learner, do="pause") == 2
+    eventually(lambda: (status().state, status().verdict.bottleneck) == ("paused", "paused"))
+    assert tell(learner, "actor-0", do="resume") == 1
+    eventually(lambda: status().state == "running" and "1 of 2 actors is paused" in status().verdict.evidence)
+    assert tell(learner, do="resume") == 2
+    eventually(lambda: status().verdict.bottleneck != "paused")
+    assert first.wrong == second.wrong == []
+
+
 def test_reset_makes_the_environments_of_an_actor_anew_and_those_of_others_go_on(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:

@@ -142,6 +142,27 @@ def test_message_of_very_many_empty_parts_is_refused_before_hello_and_takes_litt
         victim.goes_on()
 
 
+def test_resumed_learner_knows_its_spaces_and_reads_no_message_that_is_longer_than_they_allow(
+    start_learner: StartLearner, start_actor: StartActor
+) -> None:
+    """B1: a new learner has to take messages of 64 MiB before Hello, a resumed one does not."""
+    learner = start_learner(checkpoint__seconds=0.0)
+    actor = start_actor(learner.address)
+    learner.steps_on()
+    eventually(lambda: learner.service.saver.newest)
+    actor.stop()
+    learner.stop()
+    again = start_learner()
+    start_actor(again.address)
+    again.steps_on()
+    with grpc.insecure_channel(again.address, options=client_options()) as channel:
+        call = channel.stream_stream("/seedrl.v1.InferenceService/Stream")(iter([a_step_of(MIB)]), timeout=DEADLINE)
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        assert call.code() is Code.RESOURCE_EXHAUSTED
+        assert "larger than max" in call.details()
+
+
 # A client that sends and never reads.
 
 

@@ -140,7 +140,7 @@ def seconds_until_not_ready(start_learner: StartLearner, start_actor: StartActor
     learner.join()
     actor.stop()
     context = context_of(learner).read()
-    assert (context.state, context.reason) == (State.DONE, "closing time")
+    assert (context.state, context.reason) == (State.INTERRUPTED, "closing time")
     return max(took, took_page / 2)  # the page was asked for after the other one
 
 
@@ -265,7 +265,7 @@ def test_learner_on_a_full_disk_trains_on_with_its_old_checkpoint_and_saves_agai
     print(f"C3: {failed} checkpoints failed on a full disk, training went on")
     assert [path.name for path in directory.iterdir() if path.name.startswith(".")] == []
     assert files.load_newest(directory, pytest.fail) is not None
-    assert context_of(learner).read().state is State.DONE
+    assert context_of(learner).read().state is State.INTERRUPTED
 
 
 # A failure while it stops.

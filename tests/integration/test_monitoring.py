@@ -118,6 +118,7 @@ def test_status_over_the_wire_tells_learner_actors_and_verdict(running: RunningL
     assert (status.state, status.env, status.device) == ("running", "Signed-v0", "cpu")
     assert status.row["env_steps"] > 0
     assert status.verdict.bottleneck in ("env", "network", "batching", "inference", "store", "learner")
+    assert status.learning.evidence
     assert {actor.name for actor in status.actors} == {"left", "right"}
     for actor in status.actors:
         assert (actor.envs, actor.transport, actor.reconnects) == (4, "message", 0)
@@ -139,13 +140,18 @@ def test_status_of_a_waiting_learner_is_told_before_any_actor_came(start_learner
 def test_status_of_a_run_that_has_ended_says_how(commands: Commands) -> None:
     code, _, err = commands.run("run", "run_dir=short", "stop.env_steps=2000", "display=none")
     assert code == 0, err
-    code, _, err = commands.run("status", "run=short")
+    code, out, err = commands.run("status", "short")
+    assert (code, err) == (0, "")
+    assert out.startswith("short  DONE, ")
+    assert "\n│  CartPole-v1, seed 1: return " in out
+    assert "  train on   seedrl run short stop.env_steps=" in out
+    code, _, err = commands.run("control", "pause")  # of the newest run, which lies outside of runs/
     assert code == 4
-    assert "no learner answers" in err
-    assert "short has ended, done: Done: " in err
+    assert err.startswith("seedrl control: short has ended, done: Done: ")
     assert (commands.directory / "short/curve.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((commands.directory / "short/summary.json").read_text())
     assert summary["seconds_by_stage"]["learner"]["backward"] > 0
+    assert summary["learning"]["evidence"]
     rows = [json.loads(line) for line in (commands.directory / "short/metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["env_steps"] == summary["env_steps"]
 
@@ -153,8 +159,9 @@ def test_status_of_a_run_that_has_ended_says_how(commands: Commands) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "there is no run below runs/ here; give learner=HOST:PORT or run=DIR"),
-        (["run=nowhere"], 2, "run=nowhere does not contain the address of its learner"),
+        ([], 2, "there is no run below runs/, nor was one started from here; name one"),
+        (["nowhere"], 2, "there is no directory nowhere"),
+        (["run=nowhere"], 2, "there is no directory nowhere"),
         (["learner=127.0.0.1:1"], 4, "no learner answers at 127.0.0.1:1"),
     ],
 )

@@ -4,6 +4,7 @@ Importing torch is most of what such a process costs, so tests share runs where 
 """
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from seedrl.launching.overrides import override
+from seedrl.run.context import ContextFile, State
 from tests.integration.processes import Commands, Process, checkpoints_of, saved_steps, summary_of
 from tests.integration.waiting import eventually
 
@@ -46,13 +49,21 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 @pytest.fixture(scope="module")
 def run_dir(shared: Commands) -> Path:
-    return shared.directory / "run"
+    return shared.directory / "it's a run"
 
 
-def resume(shared: Commands, run_dir: Path) -> Process:
-    """Goes on with the run until it has saved more steps than it had."""
+def pasted(ended: Ended, name: str) -> list[str]:
+    """Return the command of one of the closing lines of a run, as a shell reads it."""
+    [line] = [line for line in ended.process.out.splitlines() if line.startswith(f"  {name} ")]
+    program, *arguments = shlex.split(line.removeprefix(f"  {name} "))
+    assert program == "seedrl"
+    return arguments
+
+
+def resume(shared: Commands, run_dir: Path, line: list[str]) -> Process:
+    """Resume the run with a line of its own, and wait until it has saved more steps than it had."""
     before = saved_steps(run_dir)
-    process = shared.start("run", f"run_dir={run_dir}", *SMALL, *ENDLESS)
+    process = shared.start(*line, *ENDLESS)
     eventually(lambda: saved_steps(run_dir) > before or not process.is_running)
     return process
 
@@ -67,7 +78,7 @@ def interrupt(process: Process, run_dir: Path, number: int) -> Ended:
 
 @pytest.fixture(scope="module")
 def finished(shared: Commands, run_dir: Path) -> Ended:
-    process = shared.start("run", f"run_dir={run_dir}", *SMALL, "stop.env_steps=3000")
+    process = shared.start("run", override("run_dir", str(run_dir)), *SMALL, "stop.env_steps=3000")
     eventually(lambda: len(process.children()) == 2 or not process.is_running)
     return Ended(process.wait(), process, summary_of(run_dir))
 
@@ -75,7 +86,7 @@ def finished(shared: Commands, run_dir: Path) -> Ended:
 @pytest.fixture(scope="module")
 def deserted_and_terminated(shared: Commands, run_dir: Path, finished: Ended) -> tuple[list[int], Ended]:
     """The second stage: one actor crashes, the next just leaves; once the third has taken over, SIGTERM."""
-    process = resume(shared, run_dir)
+    process = resume(shared, run_dir, pasted(finished, "train on"))
     actors = []
     for number in (signal.SIGKILL, signal.SIGTERM):
         (actor,) = process.children("envs_server")
@@ -97,7 +108,7 @@ def damaged_and_interrupted(
     content = bytearray(tensors.read_bytes())
     content[-1] ^= 1
     tensors.write_bytes(content)
-    process = resume(shared, run_dir)
+    process = resume(shared, run_dir, pasted(deserted_and_terminated[1], "resume"))
     return checkpoints, interrupt(process, run_dir, signal.SIGINT)
 
 
@@ -127,14 +138,17 @@ def test_actors_that_crash_or_leave_in_mid_training_are_replaced_and_training_go
     assert ended.process.err.count("restarting it") == 1
 
 
-@pytest.mark.parametrize("stage", ["deserted_and_terminated", "damaged_and_interrupted"])
+@pytest.mark.parametrize(
+    ("stage", "name"), [("deserted_and_terminated", "SIGTERM"), ("damaged_and_interrupted", "SIGINT")]
+)
 def test_run_signalled_in_mid_training_saves_and_ends_with_code_zero(
-    request: pytest.FixtureRequest, stage: str
+    request: pytest.FixtureRequest, run_dir: Path, stage: str, name: str
 ) -> None:
     _, ended = request.getfixturevalue(stage)
     assert ended.code == 0, ended.process.err
     assert ended.summary["status"] == "interrupted"
-    assert "Interrupted" in ended.summary["reason"]
+    assert ended.summary["reason"] == f"Interrupted by {name}"
+    assert ContextFile(run_dir).read().state is State.INTERRUPTED
     assert ended.process.left_behind() == []
     assert "Traceback" not in ended.process.err
 
@@ -171,9 +185,19 @@ def test_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(
     assert f"resumed at {int(checkpoints[-2].name):,} steps" in ended.process.out
 
 
+def test_resuming_a_run_that_is_done_changes_nothing(commands: Commands) -> None:
+    """Neither its speed nor the command on its card; the second start says where it is, and nothing else."""
+    kept = ("summary.json", "card.md", "config.yaml", "metrics.jsonl")
+    contents = []
+    for words in (("run_dir=done", *SMALL, "stop.env_steps=1000", "display=none"), ("done",)):
+        assert commands.run("run", *words) == (0, "learner: run directory done\n", "")
+        contents.append([(commands.directory / "done" / name).read_text() for name in kept])
+    assert contents[0] == contents[1]
+
+
 def test_resuming_with_other_settings_is_refused_by_key(shared: Commands, run_dir: Path, finished: Ended) -> None:
     other = ("algorithm.discount=0.5", "seed=9")
-    code, _, err = shared.run("run", f"run_dir={run_dir}", *SMALL, *other)
+    code, _, err = shared.run("run", str(run_dir), *SMALL, *other)
     assert code == 3
     assert "algorithm.discount was 0.99, is 0.5" in err
     assert "seed was 1, is 9" in err

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from seedrl.run.context import ContextFile, State
 from tests.integration.processes import Commands, summary_of
 from tests.integration.test_processes import SMALL
 from tests.integration.waiting import eventually, free_address, is_listening
@@ -95,6 +96,7 @@ def test_run_of_an_unknown_environment_suggests_others_and_ends(commands: Comman
     assert "env.id='CartPol-v1' is not an envpool environment; did you mean CartPole-v1" in process.err
     assert process.err.count("\n") == 1
     assert process.left_behind() == []
+    assert not (commands.directory / "run").exists()
 
 
 MODELS = """
@@ -123,6 +125,9 @@ class Stuck(Broken):
 """
 
 
+ADVICE = "  look at    run/logs, or seedrl status run\n  resume     seedrl run run\n"
+
+
 def test_run_that_loses_a_thread_ends_with_code_seven_and_the_traceback_on_screen_and_in_the_log(
     commands: Commands,
 ) -> None:
@@ -134,8 +139,10 @@ def test_run_that_loses_a_thread_ends_with_code_seven_and_the_traceback_on_scree
     place = "own_models.py:17 in forward"
     assert words == f"seedrl learner: {place}: thread server died: ArithmeticError('no such luck')"
     assert traceback.startswith("Traceback (most recent call last):\n")
-    assert traceback.endswith("ArithmeticError: no such luck\n")
-    assert (commands.directory / "run/logs/learner.log").read_text() == process.err
+    of_the_learner, advice = process.err[: -len(ADVICE)], process.err[-len(ADVICE) :]
+    assert of_the_learner.endswith("ArithmeticError: no such luck\n")
+    assert advice == ADVICE
+    assert (commands.directory / "run/logs/learner.log").read_text() == of_the_learner
     assert process.left_behind() == []
     assert summary_of(commands.directory / "run")["status"] == "failed"
 
@@ -148,7 +155,8 @@ def test_second_signal_ends_a_run_that_is_stuck_at_once(commands: Commands) -> N
     eventually(lambda: (commands.directory / "stuck").exists() or not process.is_running)
     assert process.children().keys()
     process.signal(signal.SIGINT)
-    process.says("a second signal ends it at once")  # the first one has arrived
+    process.says("to end it at once")  # the first one has arrived
     process.signal(signal.SIGINT)
-    assert process.wait(20) == 128 + signal.SIGTERM
+    assert process.wait(20) == 128 + signal.SIGINT
     assert process.left_behind() == []
+    assert ContextFile(commands.directory / "run").read().state is State.INTERRUPTED
