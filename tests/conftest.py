@@ -50,6 +50,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         torch.set_num_threads(1)
 
 
+def pytest_unconfigure() -> None:
+    _STATE.cleanup()
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Most tests wait for processes and deadlines most of the time, so one more than there are cores."""
     return min(4, len(os.sched_getaffinity(0)) + 1)
