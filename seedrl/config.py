@@ -95,7 +95,7 @@ class ServingConfig:
         120.0, "seconds an actor may take for one step before its session is ended; 0 for no limit"
     )
     max_observation: float = key(
-        1e8, "largest absolute value in an observation; a session that sends a larger one is ended; inf for no limit"
+        1e12, "largest absolute value in an observation; a session that sends a larger one is ended; inf for no limit"
     )
     max_reward: float = key(
         1e8, "largest absolute value of a reward; a session that sends a larger one is ended; inf for no limit"

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,28 +39,30 @@ class JobStatus:
 class SubmittedJob:
     """A job that runs, or is over. Owned by the thread that calls it."""
 
-    def __init__(self, directory: Path, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, directory: Path, process: "subprocess.Popen[bytes]", written_before: float) -> None:
+        """`written_before` is when the run context was written last by an earlier job."""
         self.directory = directory
         self._process = process
-        self._began = time.time()
+        self._written_before = written_before
 
     @classmethod
     def start(cls, directory: Path, overrides: Sequence[str]) -> "SubmittedJob":
         """Start `seedrl run` with these overrides, in a session of its own."""
         log = directory / LOG
         log.parent.mkdir(parents=True, exist_ok=True)
+        written_before = ContextFile(directory).read_or_new().written
         with log.open("ab") as out:
             command = [sys.executable, "-m", "seedrl", "run", *overrides]
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
-        return cls(directory, process)
+        return cls(directory, process, written_before)
 
     def status(self) -> JobStatus:
         """Return how the job is."""
         code = self._process.poll()
         context = ContextFile(self.directory).read_or_new()
-        is_of_this_job = context.written >= self._began
+        is_of_this_job = context.written != self._written_before
         if code and not is_of_this_job:  # it failed before there was a learner
             return JobStatus(FAILED, self._last_words(), exit_code=code)
         if not is_of_this_job:
@@ -99,7 +100,7 @@ class SubmittedJob:
     def _last_words(self) -> str:
         """Return the reason in the run context, or the last line that the job printed."""
         context = ContextFile(self.directory).read_or_new()
-        if context.written >= self._began and context.reason:
+        if context.written != self._written_before and context.reason:
             return context.reason
         lines = (self.directory / LOG).read_text(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else "it printed nothing"

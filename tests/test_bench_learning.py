@@ -93,7 +93,7 @@ def test_run_task_without_a_score_to_reach_is_refused() -> None:
 
 
 def test_run_that_fails_says_what_it_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"seedrl run env=nowhere ended with code 1.*env/nowhere"):
+    with pytest.raises(ConfigError, match=r"env=nowhere ended with code 2: .*there is no preset env=nowhere"):
         train(["env=nowhere"], tmp_path / "run")
 
 

@@ -144,7 +144,8 @@ def handle_on(directory: Path, program: str, stdin: int = subprocess.DEVNULL) ->
     """Return a handle on a process that is no job."""
     (directory / "logs").mkdir(parents=True)
     (directory / LOG).touch()
-    return SubmittedJob(directory, subprocess.Popen([sys.executable, "-c", program], stdin=stdin))
+    written_before = ContextFile(directory).read_or_new().written
+    return SubmittedJob(directory, subprocess.Popen([sys.executable, "-c", program], stdin=stdin), written_before)
 
 
 def test_handle_follows_a_job_from_its_start_to_its_end(tmp_path: Path) -> None:

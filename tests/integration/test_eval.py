@@ -1,6 +1,7 @@
 """`seedrl eval`: exactly so many episodes, through a real stream, without favouring the short ones."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def counting(config: LearnerConfig) -> None:
     config.env.options = mock_options(longest=30)
     config.model.name = "tests.chaos.model:CountingModel"
     config.model.options = {"violations": str(Path(config.run_dir) / "violations")}
+    config.serving.max_observation = math.inf  # signatures are any integers
     # What follows concerns training only, and an evaluation must not care.
     config.actors.envs, config.actors.evaluation, config.actors.at_most = 8, 0.5, 4
     config.ranks.count, config.ranks.advertise = 2, "10.0.0.1"
