@@ -74,6 +74,7 @@ def _learner(config: LearnerConfig) -> None:
     who = identity("learner")
     if is_under_torchrun():
         end_with_parent()
+    refuse_without("torch", "learner")
     check(config)  # before torch is imported: that takes seconds
     check_initial_weights(config)
     config = settings_of_rank(config, who)
@@ -108,6 +109,7 @@ def _eval(config: EvalConfig) -> None:
 def _serve(config: ServeConfig) -> None:
     from seedrl.wire.address import refuse_if_taken
 
+    refuse_without("torch", "serve")
     refuse_if_taken(config.listen)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback meanwhile
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -75,7 +75,12 @@ def test_documented_simulator_trains_from_a_bare_python(commands: Commands, bare
 def test_actor_command_without_an_environment_is_told_what_to_do(commands: Commands) -> None:
     run = commands.start("run", *LEARNER, "run_dir=run", "display=plain", "metrics=", path=ROOT)
     assert run.wait() == 2
-    assert "its actors bring the environment, and this one has none; start it from Python as" in run.err
+    assert "actors bring this environment, so `seedrl run` cannot start them" in run.err
+    address = free_address()
+    commands.start("learner", *LEARNER, f"listen={address}", "run_dir=run", "display=plain", "metrics=", path=ROOT)
+    actor = commands.start("actor", f"learner={address}")
+    assert actor.wait() == 2
+    assert "its actors bring the environment, and this one has none; start it from Python as" in actor.err
 
 
 def test_documented_wrapper_changes_what_travels(

@@ -82,4 +82,4 @@ def test_run_whose_learner_dies_on_a_full_disk_resumes_and_saves_again_when_ther
     assert run.process.wait() == 0, run.process.err
     assert "Traceback" not in run.process.out + run.process.err
     assert summary_of(run.directory)["env_steps"] == saved_steps(run.directory)
-    assert run.context.state is State.DONE
+    assert run.context.state is State.INTERRUPTED
