@@ -138,7 +138,8 @@ class LearnerProcess:
             if not self.run_directory.has_job:  # else `seedrl run` may start it again
                 self._explain(self.stop.failure)
             raise self.stop.failure
-        self.display.say(closing_words(self.run_directory, self.config, summary))
+        if self.learning.updates or not self.run_directory.has_job:  # else `seedrl run` says why nothing was trained
+            self.display.say(closing_words(self.run_directory, self.config, summary))
         return summary
 
     def _explain(self, failure: BaseException) -> None:
