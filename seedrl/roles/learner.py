@@ -257,7 +257,7 @@ class LearnerProcess:
             self.display.say(f"learner: summary.json could not be written ({error}); it is missing or out of date")
 
     def _save_last(self) -> Counts | None:
-        """Save after the threads have ended; return what all ranks have counted."""
+        """Save after the threads have ended; return what all ranks have counted, if this is the first of them."""
         assert self.training is not None
         try:
             counts = self.training.save()
@@ -268,7 +268,7 @@ class LearnerProcess:
             saved = f"the newest is {self.saver.newest}" if self.saver.newest else "there is none"
             words = f"{self.stop.reason}, but the last checkpoint could not be written ({self.saver.failure}); {saved}"
             self.stop.fail(RunDirectoryError(f"{words}. Make room before resuming the run"))
-        return counts
+        return counts if self.peers.identity.is_first else None
 
     def _join_threads(self) -> None:
         """Wait until serving has paused and the learner has ended, each in time."""
