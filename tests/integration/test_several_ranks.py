@@ -23,6 +23,7 @@ SETTINGS = (
     *("actors.envs=16", "algorithm.batch_size=4", "algorithm.unroll_length=10", "threads=1", "metrics="),
     *("stop.return_mean_100=null", "checkpoint.seconds=0.2", "display=plain"),
 )
+ALONE = ("launch=local", "ranks.count=1", "ranks.separate=false", "actors.count=1")
 ON_TORCHRUN = ("launch=torchrun", f"ranks.count={RANKS}", f"actors.count={RANKS}", *SETTINGS)
 FOR_EVER = "stop.env_steps=1_000_000_000"
 
@@ -129,7 +130,7 @@ def test_run_resumes_with_any_number_of_ranks(commands: Commands) -> None:
     """2 → 1 → 2: weights, optimiser and counters continue, whichever rank counted."""
     directory = commands.directory / "run"
     seen = []
-    for goal, engine in ((4_000, ON_TORCHRUN), (8_000, ("actors.count=1", *SETTINGS)), (12_000, ON_TORCHRUN)):
+    for goal, engine in ((4_000, ON_TORCHRUN), (8_000, (*ALONE, *SETTINGS)), (12_000, ON_TORCHRUN)):
         process = commands.start("run", "run_dir=run", *engine, f"stop.env_steps={goal}")
         assert process.wait(LONG) == 0, process.out + process.err
         summary = summary_of(directory)
@@ -155,7 +156,7 @@ def test_run_that_serves_and_trains_apart_ends_cleanly_and_resumes_in_one_proces
     directory = commands.directory / "run"
     apart = ("launch=torchrun", "ranks.count=2", "ranks.separate=true", "actors.count=2", *SETTINGS)
     seen = []
-    for goal, engine in ((4_000, apart), (8_000, apart), (12_000, ("actors.count=1", *SETTINGS))):
+    for goal, engine in ((4_000, apart), (8_000, apart), (12_000, (*ALONE, *SETTINGS))):
         process = commands.start("run", "run_dir=run", *engine, f"stop.env_steps={goal}")
         assert process.wait(LONG) == 0, process.out + process.err
         if seen:
