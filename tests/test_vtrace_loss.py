@@ -124,7 +124,7 @@ def test_vtrace_loss_chain_with_time_limit_learns_the_values_without_it() -> Non
 
 
 def test_vtrace_loss_chain_unrolls_have_ends_on_every_row() -> None:
-    """Or else the tests around this one would miss half of the cases."""
+    """The tests around this one rely on it: without such ends they would miss half of the cases."""
     unrolls = to_unrolls(chain_rows(300))
     assert unrolls.terminated.any(dim=1).all()
     assert unrolls.truncated.any(dim=1).all()
