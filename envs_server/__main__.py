@@ -2,6 +2,6 @@
 
 import sys
 
-from seedrl.commands import execute
+from seedrl.commandline.main import execute
 
 execute("actor", sys.argv[1:])

@@ -1,5 +1,5 @@
 """`python -m seedrl`."""
 
-from seedrl.commands import main
+from seedrl.commandline.main import main
 
 main()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seedrl.commandline.main import compose
 from seedrl.commandline.settings import conf_directory
-from seedrl.commands import compose
 from seedrl.config import Engine, Placement, RunConfig
 from seedrl.errors import ConfigError
 from seedrl.job_handle import SubmittedJob

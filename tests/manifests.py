@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from seedrl.commands import compose
+from seedrl.commandline.main import compose
 from seedrl.config import RenderConfig
 from seedrl.launching.kubernetes import files
 from seedrl.launching.pod_settings import PodSettings, pod_settings

@@ -8,7 +8,7 @@ import pytest
 
 from envs_server import check_env
 from envs_server.examination import Finding, examine, random_action
-from seedrl.commands import compose
+from seedrl.commandline.main import compose
 from seedrl.errors import ConfigError
 from seedrl.roles.check import findings, run_check
 from seedrl.specs import ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec

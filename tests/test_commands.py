@@ -12,9 +12,10 @@ from seedrl import __version__
 from seedrl.algorithms.build import BUILT_IN
 from seedrl.commandline.checking import checked
 from seedrl.commandline.line import read
+from seedrl.commandline.main import compose, main, vocabulary
 from seedrl.commandline.settings import settings_of
 from seedrl.commandline.suggestions import ELSEWHERE
-from seedrl.commands import COMMANDS, compose, main, vocabulary
+from seedrl.commands import COMMANDS
 from tests.integration.processes import Commands
 from tests.trained_runs import leave_trained
 
@@ -316,7 +317,7 @@ def test_names_of_other_libraries_all_mean_something_that_exists() -> None:
 def test_command_finds_modules_of_the_working_directory(tmp_path: Path) -> None:
     """Like `python -m seedrl`, the program `seedrl` can be given modules that lie where it is started."""
     (tmp_path / "mine.py").touch()
-    program = "from seedrl.commands import main; main(['--version']); import mine"
+    program = "from seedrl.commandline.main import main; main(['--version']); import mine"
     root = str(Path(__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=False)

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from seedrl.commandline.completion import SCRIPTS, completions
-from seedrl.commands import COMMANDS, main
+from seedrl.commandline.main import main
+from seedrl.commands import COMMANDS
 from tests.integration.waiting import DEADLINE
 from tests.programs import missing
 

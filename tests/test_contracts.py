@@ -26,8 +26,9 @@ from packaging.utils import canonicalize_name
 
 from seedrl.commandline.checking import checked
 from seedrl.commandline.line import read
+from seedrl.commandline.main import register_schemas, vocabulary
 from seedrl.commandline.settings import conf_directory, settings_of
-from seedrl.commands import COMMANDS, register_schemas, vocabulary
+from seedrl.commands import COMMANDS
 from seedrl.config import LearnerConfig
 from seedrl.v1 import inference_pb2
 from seedrl.validation import check
@@ -248,14 +249,14 @@ def test_imports_of_light_modules_load_nothing_heavy() -> None:
     light.remove("seedrl.monitoring.monitor")
     program = f"""
 import importlib, sys
-import seedrl.commands
+import seedrl.commandline.main
 print(*sorted({{"torch", "grpc", "envpool", "rich"}} & set(sys.modules)), sep=",")
 for name in {light}:
     importlib.import_module(name)
 print(*sorted({{"torch", "envpool", "matplotlib", "tensorboard", "wandb"}} & set(sys.modules)), sep=",")
 """
     after_commands, after_light = run(sys.executable, "-c", program).split("\n")[:2]
-    assert after_commands == "", "seedrl.commands must start fast"
+    assert after_commands == "", "the command line must start fast"
     assert after_light == "", "actors and the launcher must do without these"
 
 

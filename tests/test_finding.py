@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from seedrl.commandline.line import read
-from seedrl.commands import COMMANDS, vocabulary
+from seedrl.commandline.main import vocabulary
+from seedrl.commands import COMMANDS
 from seedrl.errors import ConfigError
 from seedrl.launching.overrides import override
 from seedrl.run.finding import find_run, newest_run, remember, runs_below

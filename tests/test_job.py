@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from seedrl.commands import compose
+from seedrl.commandline.main import compose
 from seedrl.config import Engine, LaunchConfig, RoleConfig
 from seedrl.errors import ConfigError, JobFailed, RunDirectoryError
 from seedrl.job import Job

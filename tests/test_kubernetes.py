@@ -19,7 +19,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from seedrl.commands import compose, main
+from seedrl.commandline.main import compose, main
 from seedrl.config import ActorConfig, CertsConfig, LearnerConfig, RunConfig
 from seedrl.errors import ConfigError
 from seedrl.launching.kubernetes import MARK, files

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from seedrl.commands import main
+from seedrl.commandline.main import main
 from seedrl.config import LearnerConfig, PlotConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.compare import run_plot, table

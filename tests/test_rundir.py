@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from seedrl.algorithms.settings import Optimizer
-from seedrl.commands import compose
+from seedrl.commandline.main import compose
 from seedrl.config import Engine, LaunchConfig, LearnerConfig, RunConfig
 from seedrl.errors import ConfigError, RunDirectoryError
 from seedrl.launching.overrides import override

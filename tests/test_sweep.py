@@ -9,10 +9,10 @@ import pytest
 
 from seedrl.commandline import sweep as sweeping
 from seedrl.commandline.checking import checked
+from seedrl.commandline.main import main, vocabulary
 from seedrl.commandline.members import Member, Status, read_table, table, write_table
 from seedrl.commandline.search import Grid, Search, check_values, split
 from seedrl.commandline.sweep import PLOT, Sweep, places
-from seedrl.commands import main, vocabulary
 from seedrl.config import SweepConfig
 from seedrl.errors import ConfigError
 from seedrl.launching.children import Process

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seedrl import plugins
-from seedrl.commands import _errors_as_exit_codes
+from seedrl.commandline.exits import errors_as_exit_codes
 from seedrl.errors import ConfigError, SeedrlError, ThreadDied
 from seedrl.monitoring.doctor import _guarded
 from seedrl.tracebacks import failed, place_of, report
@@ -92,7 +92,7 @@ def test_errors_of_seedrl_stay_as_they_are() -> None:
 
 def test_command_that_fails_in_another_way_shows_the_whole_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     """Hydra would show the last lines of it, and not the user's."""
-    with pytest.raises(SystemExit) as ended, _errors_as_exit_codes("eval"):
+    with pytest.raises(SystemExit) as ended, errors_as_exit_codes("eval"):
         raise ArithmeticError("no such luck")
     assert ended.value.code == 1
     words, traceback, *_, last = capsys.readouterr().err.splitlines()

@@ -16,6 +16,7 @@ class Command:
     takes_overrides: bool = False
     is_lasting: bool = False  # whether it outlives the reader of its output
     verbs: tuple[tuple[str, str, str], ...] = ()  # subcommands on files: the word, its arguments, its line of help
+    on_files: Callable[..., int] | None = None  # runs a verb on files, and returns the exit code
     words: str = ""  # the setting that arguments without a key are for, such as orders
     run: str = ""  # the setting that a run without a key is for
     examples: tuple[str, ...] = ()  # command lines without `seedrl`, for the first screen of help

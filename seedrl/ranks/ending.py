@@ -1,9 +1,8 @@
 """The end of a process that was a rank. Knows nothing of what it did.
 
-Gloo's threads outlive `destroy_process_group`, and the last of them to finish an operation drops tensors that Python
-knows. If the interpreter is being torn down at that moment, the process is aborted after its work is done and saved
-(SIGABRT, "terminate called without an active exception"; https://github.com/pytorch/pytorch/issues/190489). So a rank
-ends without that.
+Rarely a rank was aborted after its work was done and saved (SIGABRT, "terminate called without an active exception").
+The likely cause is that gloo's threads outlive `destroy_process_group` and drop tensors that Python knows while the
+interpreter is torn down (https://github.com/pytorch/pytorch/issues/190489). So a rank ends without tearing it down.
 """
 
 import os

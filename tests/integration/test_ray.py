@@ -15,7 +15,7 @@ from ray._private import state  # the public one asks a dashboard
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
-from seedrl.commands import compose
+from seedrl.commandline.main import compose
 from seedrl.launching.placement import place
 from seedrl.launching.ray_cluster import alive, as_node, reserved
 from seedrl.launching.ray_reservation import plan_reservation
