@@ -1,6 +1,7 @@
 """Runs read back, grouped, compared and drawn; the runs are made up."""
 
 import json
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -298,6 +299,22 @@ def test_draw_curve_shows_evaluation_beside_training(tmp_path: Path) -> None:
     assert np.isnan(read_curve(run).evaluations[0])
     assert read_curve(run).evaluations[1] == 2
     assert draw_curve(run) is not None
+
+
+def test_draw_curve_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path: Path) -> None:
+    """The limit of a file's size stands for the disk's."""
+    run = leave_run(tmp_path / "run")
+    before = draw_curve(run)
+    assert before is not None
+    picture = before.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        assert draw_curve(run) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert before.read_bytes() == picture
+    assert not list(run.glob(".*png*"))
 
 
 def test_draw_curve_one_point_is_drawn(tmp_path: Path) -> None:

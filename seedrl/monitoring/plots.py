@@ -3,6 +3,7 @@
 The plots are readable without colours, because lines differ by dash as well.
 """
 
+import io
 import math
 import textwrap
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from seedrl.errors import ConfigError
 from seedrl.monitoring.curves import Curve, Group, read_curve
 from seedrl.monitoring.statistics import band
+from seedrl.run.directory import write_atomically
 
 CURVE = "curve.png"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
@@ -150,11 +152,13 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _save(figure: Any, out: Path) -> None:
-    kinds = figure.canvas.get_supported_filetypes()
-    if out.suffix.removeprefix(".").lower() not in kinds:
+    kinds, kind = figure.canvas.get_supported_filetypes(), out.suffix.removeprefix(".").lower()
+    if kind not in kinds:
         raise ConfigError(f"out={out} must end in one of .{', .'.join(sorted(kinds))}")
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, dpi=DPI)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, dpi=DPI)
+        write_atomically(out, picture.getvalue())
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; give another file as out=") from error

@@ -263,27 +263,28 @@ def _restored(default: Any, value: Any) -> Any:
     return type(default)[value] if isinstance(default, Enum) else value
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file with this text, on a full disk with the space of the reserve that a run directory has.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file with this content, on a full disk with the space of the reserve that a run directory has.
 
     If that fails the file is what it was before.
     """
+    data = content.encode() if isinstance(content, str) else content
     try:
-        _replace(path, text)
+        _replace(path, data)
     except OSError as error:
         if error.errno not in reserve.FULL or not reserve.release(path.parent):
             raise
         try:
-            _replace(path, text)
+            _replace(path, data)
         finally:
             reserve.refill(path.parent)
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}")
     try:
-        with temporary.open("w") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
