@@ -64,4 +64,4 @@ def _faults_of_leaf(label: str, leaf: NDArray[Any], expected: ArraySpec, count: 
         yield f"{label}: expected finite numbers, saw {leaf[~np.isfinite(leaf)][0]}"
     elif expected.values and not ((leaf >= 0) & (leaf < expected.values)).all():
         outside = leaf[(leaf < 0) | (leaf >= expected.values)]
-        yield f"{label}: expected categories below {expected.values}, saw {outside[0]}"
+        yield f"{label}: expected categories from 0 to {expected.values - 1}, saw {outside[0]}"

@@ -56,6 +56,12 @@ def card_of(run_dir: Path) -> str:
     return write_card(run_dir).read_text()
 
 
+def test_card_of_few_episodes_says_how_many_they_were(tmp_path: Path) -> None:
+    card = card_of(leave_run(tmp_path / "run", {**SUMMARY, "episodes": 12}))
+    assert "| mean return of the last 12 training episodes | 475.2 |" in card
+    assert "name: mean return of the last 12 training episodes" in card
+
+
 def test_card_tells_what_how_long_and_how_good(tmp_path: Path) -> None:
     card = card_of(leave_run(tmp_path / "run", SUMMARY))
     assert "1,234,567 environment steps in 10.0 minutes (2,058 a second), 4,321 updates, 987 episodes" in card

@@ -1,5 +1,6 @@
 """The first rows of environments: what is wrong with them is said in a sentence, before anything travels."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,13 @@ def rows(**changes: Any) -> Rows:
 def test_first_rows_that_differ_from_the_spec_are_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(EnvFailed, match=words):
         FirstRows(SPEC, 4).check(rows(**changes))
+
+
+def test_first_rows_category_below_zero_is_named() -> None:
+    spec = replace(SPEC, observation=ArraySpec((), "int32", values=6))
+    categories = np.array([0, 5, -1, 2], "int32")
+    with pytest.raises(EnvFailed, match=r"^observation: expected categories from 0 to 5, saw -1$"):
+        FirstRows(spec, 4).check(rows(observation=categories))
 
 
 def test_first_rows_are_over_after_some_steps_of_each_environment() -> None:

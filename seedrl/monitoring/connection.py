@@ -7,6 +7,7 @@ from seedrl.errors import ConfigError, LearnerLost, RunDirectoryError
 from seedrl.run.context import ENDED, Context, ContextFile
 from seedrl.run.finding import find_run
 from seedrl.status import Status
+from seedrl.wire.address import check_address
 from seedrl.wire.channel import Link, ask_status
 
 ANSWER_SECONDS = 5.0
@@ -18,6 +19,7 @@ def link_to(config: StatusConfig | DoctorConfig | ControlConfig) -> Link:
     Raise RunEnded for a run that is over: another learner may have its address by now.
     """
     if config.learner:
+        check_address("learner", config.learner)
         return Link(config.learner, config.security)
     run = find_run(config.run)
     context = _context_of(run)

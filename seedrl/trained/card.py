@@ -69,7 +69,7 @@ def _front_matter(config: LearnerConfig, summary: Json) -> Iterator[str]:
     if score is not None:
         task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
         data = {"name": config.env.id, "type": config.env.id}
-        metrics = [{"type": "mean_reward", "name": "mean return of the last 100 training episodes", "value": score}]
+        metrics = [{"type": "mean_reward", "name": _measured(summary), "value": score}]
         results = [{"task": task, "dataset": data, "metrics": metrics}]
         content["model-index"] = [{"name": f"seedrl-{config.env.id}", "results": results}]
     yield "---"
@@ -91,12 +91,17 @@ def _opening(config: LearnerConfig, summary: Json) -> str:
 
 def _pictures(run_dir: Path) -> Iterator[str]:
     if (run_dir / CURVE).exists():
-        yield from ("", f"![The mean return of 100 episodes, over steps and time]({CURVE})")
+        yield from ("", f"![The mean return of the last episodes, up to 100, over steps and time]({CURVE})")
     if videos := sorted(run_dir.glob("videos/*.mp4")):
         newest = videos[-1].relative_to(run_dir)
         if videos[-1].with_suffix(".gif").exists():
             yield from ("", f"![Recorded episodes]({newest.with_suffix('.gif')})")
         yield from ("", f"[Video]({newest})")
+
+
+def _measured(summary: Json) -> str:
+    """Return what `return_mean_100` is the mean of: a run may end before it has had 100 episodes."""
+    return f"mean return of the last {min(summary['episodes'], 100)} training episodes"
 
 
 def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
@@ -108,7 +113,7 @@ def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
 def _scores(summary: Json, evaluations: dict[str, Json]) -> Iterator[str]:
     rows = []
     if summary.get("return_mean_100") is not None:
-        rows.append(("mean return of the last 100 training episodes", f"{summary['return_mean_100']:,.4g}"))
+        rows.append((_measured(summary), f"{summary['return_mean_100']:,.4g}"))
     rows += [row for found in evaluations.values() for row in _evaluation(found)]
     if rows:
         yield from _table(("what", "value"), rows)

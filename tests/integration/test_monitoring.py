@@ -162,6 +162,7 @@ def test_status_of_a_run_that_has_ended_says_how(commands: Commands) -> None:
         ([], 2, "there is no run below runs/, nor was one started from here; name one"),
         (["nowhere"], 2, "there is no directory nowhere"),
         (["run=nowhere"], 2, "there is no directory nowhere"),
+        (["learner=foo"], 2, "learner=foo must be HOST:PORT or unix:PATH, such as learner=foo:50051"),
         (["learner=127.0.0.1:1"], 4, "no learner answers at 127.0.0.1:1"),
     ],
 )

@@ -36,3 +36,18 @@ def test_memory_task_with_lstm_is_solved(tmp_path: Path) -> None:
 def test_memory_task_without_lstm_is_not_solved(tmp_path: Path) -> None:
     summary = train(tmp_path, "experiment=memory", "model.lstm=0", "stop.env_steps=500_000")
     assert summary["return_mean_100"] < 150
+
+
+@pytest.mark.parametrize(
+    ("env", "score", "steps"),
+    [
+        ("CartPole-v1", 475, 150_000),
+        ("Acrobot-v1", -100, 300_000),
+        ("LunarLander-v3", 200, 1_000_000),
+        ("Pendulum-v1", -200, 300_000),
+        ("InvertedPendulum-v4", 950, 150_000),
+    ],
+)
+def test_environment_is_solved_by_its_name_alone(tmp_path: Path, env: str, score: float, steps: int) -> None:
+    goal = (f"stop.return_mean_100={score}", f"stop.env_steps={steps}")
+    assert train(tmp_path, f"env.id={env}", *goal)["return_mean_100"] >= score
