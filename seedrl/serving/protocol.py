@@ -219,7 +219,7 @@ class SessionProtocol:
             await asyncio.wait_for(self._draining.wait(), self._quarantine.seconds_left(hello.instance))
 
     def _instead_of_welcome(self, hello: Hello) -> Control | None:
-        """Return what an actor is told if it is not admitted here. Raises Superseded."""
+        """Return the message for an actor that is not admitted here; None if it may be. Raises Superseded."""
         if self._goodbye is not None:
             return self._goodbye
         self._make_way(hello)

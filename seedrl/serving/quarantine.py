@@ -1,8 +1,8 @@
-"""Actors whose session broke a rule wait a little for the next one. Knows nothing of gRPC, nor of the rules.
+"""Actors whose session broke a rule wait some seconds for the next one. Knows nothing of gRPC, nor of the rules.
 
 An actor that makes the same mistake in every session, and joins again at once, would otherwise take and free slots as
-fast as it can. It is not refused but kept waiting: a client that tries again without a pause becomes calm by itself.
-This is for mistakes. An attacker has a new instance each time.
+fast as it can. Its Hello waits instead of being refused, so that a client without a pause between attempts is slowed
+down as well. This is a measure against mistakes and not against attackers, who can choose a new instance each time.
 """
 
 import time
@@ -20,7 +20,7 @@ class Quarantine:
         self._until: dict[str, float] = {}  # by instance, in the order of the times
 
     def impose(self, instance: str) -> None:
-        """Let the next session of this process wait. Clients without an instance cannot be told apart."""
+        """Let the next session of this process wait. Clients without an instance never wait: they look all the same."""
         now = self._clock()
         self._until.pop(instance, None)
         while self._until and (len(self._until) >= MOST or self._until[next(iter(self._until))] <= now):
