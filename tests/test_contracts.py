@@ -714,3 +714,17 @@ def run(*command: str, cwd: Path = ROOT) -> str:
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def test_tour_names_tests_that_exist() -> None:
+    rooms = {"T": ROOT / "tests", "I": ROOT / "tests/integration", "C": ROOT / "tests/chaos"}
+    tour = (ROOT / "tests/tour.md").read_text()
+    named = re.findall(r"\b([TIC])/(test_\w+)((?:(?:, )?::test_\w+(?:\[[^]]*\])?…?)*)", tour)
+    assert len(named) > 100
+    missing = []
+    for room, file, tests in named:
+        text = (rooms[room] / f"{file}.py").read_text()
+        for test, is_cut in re.findall(r"::(test_\w+)(…?)", tests):
+            if f"def {test}{'' if is_cut else '('}" not in text:
+                missing.append(f"{room}/{file}::{test}")
+    assert missing == []
