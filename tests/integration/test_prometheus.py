@@ -242,9 +242,10 @@ def test_killed_learner_raises_an_alert_that_the_console_shows(watched: Watched)
 @pytest.mark.chaos
 def test_restarted_run_shows_no_burst_of_steps(watched: Watched) -> None:
     """It counts on from its checkpoint: far from zero, and Prometheus must not take that for steps of a moment."""
+    if not watched.run.is_running:  # another test has ended it
+        watched.run = watched.start_run()
     eventually(lambda: saved_steps(watched.run_dir) and watched.ask("seedrl_env_steps_total > 10000"))
-    if watched.run.is_running:
-        watched.kill_learner()
+    watched.kill_learner()
     assert watched.run.wait() != 0
     saved, started = saved_steps(watched.run_dir), watched.last("process_start_time_seconds")
     watched.run = watched.start_run()
