@@ -86,6 +86,21 @@ class Unrolls(NamedTuple):
             ticket=Ticket(*(number[host] for number in self.ticket)),
         )
 
+    def rows_from(self, row: int, core_state: Tensor) -> "Unrolls":
+        """Return the same unrolls without the rows before this one; `core_state` is the one before it."""
+        return Unrolls(
+            self.inputs.tree_map(lambda tensor: tensor[row:]),
+            terminated=self.terminated[row:],
+            truncated=self.truncated[row:],
+            action=self.action[row:],
+            behavior_logits=self.behavior_logits[row:],
+            behavior_value=self.behavior_value[row:],
+            core_state=core_state,
+            weight=self.weight,
+            policy_version=self.policy_version[row:],
+            ticket=self.ticket,
+        )
+
     def tree_map(self, function: Callable[[Tensor], Tensor]) -> "Unrolls":
         """Apply a function to every tensor on the device."""
         tensors = [function(tensor) for tensor in self.tensors()]

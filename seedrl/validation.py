@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from seedrl.algorithms.settings import ALGORITHMS
+from seedrl.algorithms.settings import ALGORITHMS, REPLAYING
 from seedrl.config import (
     MISSING,
     MODELS,
@@ -48,11 +48,35 @@ def _check_algorithm(config: LearnerConfig) -> None:
         f"algorithm.on_policy=true needs one rank, a fixed number of actors, and an algorithm.batch_size that is a "
         f"multiple of all environments that are trained on, unlike {algorithm.batch_size}",
     )
+    _check_replay(config)
     require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
     require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
     require(
         capacity == 0 or capacity >= algorithm.batch_size,
         f"store.capacity={capacity} could never hold algorithm.batch_size={algorithm.batch_size} unrolls",
+    )
+
+
+def _check_replay(config: LearnerConfig) -> None:
+    """Refuse an algorithm that learns from replay without any, or with settings that cannot work."""
+    algorithm, name = config.algorithm, config.algorithm.name
+    require(
+        name not in REPLAYING or config.store.select != "fifo",
+        f"algorithm.name={name} has to train on every unroll many times, and store.select=fifo hands each out once; "
+        f"algorithm={name} (without .name) also sets the store, or set store.select=uniform",
+    )
+    require(
+        name not in REPLAYING or not algorithm.on_policy,
+        f"algorithm.on_policy=true leaves out what older policies did, and algorithm.name={name} learns from that",
+    )
+    own = algorithm.dqn
+    require(own.n_steps >= 1, f"algorithm.dqn.n_steps={own.n_steps} must be at least 1")
+    require(own.target_period >= 1, f"algorithm.dqn.target_period={own.target_period} must be at least 1")
+    require(0 <= own.eta <= 1, f"algorithm.dqn.eta={own.eta} must be between 0 and 1")
+    require(
+        0 <= 2 * own.burn_in < algorithm.unroll_length,
+        f"algorithm.dqn.burn_in={own.burn_in} must be 0 or more, and less than half of "
+        f"algorithm.unroll_length={algorithm.unroll_length}",
     )
 
 

@@ -180,7 +180,12 @@ def test_judge_names_the_course_of_the_return(algorithm: str, returns: Returns, 
 
 @pytest.mark.parametrize(
     ("algorithm", "setting"),
-    [("ppo", "algorithm.entropy_cost (now 0.01)"), ("vtrace", "algorithm.entropy_cost"), ("pqn", "exploration.eps")],
+    [
+        ("ppo", "algorithm.entropy_cost (now 0.01)"),
+        ("vtrace", "algorithm.entropy_cost"),
+        ("pqn", "exploration.eps"),
+        ("dqn", "exploration.eps"),
+    ],
 )
 def test_judge_flat_return_without_any_sign_advises_exploration(algorithm: str, setting: str) -> None:
     assert setting in verdict(rows_of(flat), algorithm).change
@@ -205,6 +210,8 @@ def test_judge_falling_return_advises_a_lower_learning_rate() -> None:
         ("ppo", reported(value_share=50.0), "values exploding", "Set model.popart=true"),
         ("vtrace", reported(value_share=50.0), "values exploding", "Set model.popart=true"),
         ("pqn", reported(value_share=50.0), "values exploding", "Set model.layer_norm=true"),
+        ("dqn", reported(value_share=50.0), "values exploding", "Raise algorithm.dqn.target_period (now 500)"),
+        ("dqn", reported(explained_variance=-0.2), "values useless", "Lower algorithm.learning_rate"),
         ("pqn", {"grad_norm": 1e-9}, "gradient dead", "Lower algorithm.learning_rate"),
         ("ppo", {"grad_norm": 900.0}, "gradient cut", "Lower algorithm.reward_scale"),
         (

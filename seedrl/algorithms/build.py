@@ -8,6 +8,7 @@ from seedrl import plugins
 from seedrl.actions import Actions
 from seedrl.algorithms.base import Algorithm
 from seedrl.algorithms.check import check_members
+from seedrl.algorithms.dqn import DQN
 from seedrl.algorithms.ppo import PPO
 from seedrl.algorithms.pqn import PQN
 from seedrl.algorithms.settings import AlgorithmConfig
@@ -18,6 +19,7 @@ BUILT_IN: dict[str, Callable[[AlgorithmConfig, Actions, nn.Module], Algorithm]] 
     "ppo": PPO,
     "vtrace": VTrace,
     "pqn": PQN,
+    "dqn": DQN,
 }
 
 

@@ -101,7 +101,7 @@ class Learner:
         """Take the gradient steps that a train batch is worth; `publish` makes them count."""
         timer, metrics = Stopwatch(self._metrics.learner_seconds), self._metrics
         metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
-        length, used = len(unrolls.terminated) - 1, 0
+        length, used = len(unrolls.terminated) - self._algorithm.overlap, 0
         for batch, loss in self._steps(unrolls, timer):
             used += self._algorithm.valid(batch).numel()
             if loss.priority is not None:
