@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
+from seedrl.algorithms.base import networks_of
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.columns import Record
@@ -159,14 +160,15 @@ def learner_parts(
     store = Store(spec, Fifo(), sizes, torch.device("cpu"))
     policy, metrics = Policy(model, version=0), LearningMetrics()
     parts: LearnerParts
+    built = build_algorithm(algorithm, Actions(spec), model)
     learner = Learner(
         config,
         model,
-        build_algorithm(algorithm, Actions(spec), model),
+        built,
         metrics,
         env_steps=lambda: parts.steps,
         prefer=store.prefer,
-        averager=None if ranks is None else RankAverager(ranks, model, sync_every),
+        averager=None if ranks is None else RankAverager(ranks, model, networks_of(built), sync_every),
     )
     parts = LearnerParts(learner, store, policy, metrics, config, spec)
     return parts

@@ -16,16 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
+from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.build import build_algorithm
-from seedrl.algorithms.settings import Optimizer
+from seedrl.algorithms.settings import AlgorithmConfig, DQNConfig, Optimizer
+from seedrl.algorithms.vtrace import VTrace
 from seedrl.config import ModelConfig
 from seedrl.learning.learner import Learner
 from seedrl.models.build import build_model
+from seedrl.models.mlp import Normalize
 from seedrl.ranks.ending import ending_at_once
 from seedrl.ranks.group import Ranks
 from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Outbox, RemoteLearner
 from seedrl.run.identity import identity
 from seedrl.specs import EnvSpec
+from seedrl.types import Unrolls
 from tests.builders import LearnerParts, learner_parts, one_step, record, weights
 from tests.fakes import AuxModel, TinyModel, make_spec
 from tests.integration.waiting import DEADLINE
@@ -40,6 +44,20 @@ class Hoarder(TinyModel):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         self.unused = nn.Parameter(torch.ones(3))
+
+
+class WithCritic(VTrace):
+    """Also trains a network of its own, which has running statistics, to predict the next reward."""
+
+    def __init__(self, config: AlgorithmConfig, actions: Actions, model: nn.Module) -> None:
+        super().__init__(config, actions, model)
+        self.networks = nn.Sequential(Normalize(5), nn.Linear(5, 1))
+
+    def loss(self, batch: Unrolls, forward: Forward, fraction: float) -> Loss:
+        loss, valid = super().loss(batch, forward, fraction), self.valid(batch)
+        predicted = self.networks(batch.inputs.observation[:-1].flatten(0, 1)).view(valid.shape)
+        error = (valid * (predicted - batch.inputs.reward[1:]).square()).sum() / valid.sum().clamp(min=1)
+        return loss._replace(total=loss.total + error)
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,7 @@ class Case:
 
 
 SMALL = {"layers": [8]}
+CRITIC = {"name": "tests.ranked:WithCritic"}
 CASES = {
     "mlp": Case(ModelConfig(**SMALL)),
     "lstm": Case(ModelConfig(lstm=6, **SMALL)),
@@ -75,9 +94,15 @@ CASES = {
     "passes": Case(ModelConfig(**SMALL), algorithm={"passes": 2}),
     "unused": Case(Hoarder),
     "aux": Case(AuxModel),
+    "networks": Case(ModelConfig(**SMALL), algorithm=CRITIC),
+    "dqn": Case(
+        ModelConfig(lstm=6, popart=False, **SMALL),
+        algorithm={"name": "dqn", "dqn": DQNConfig(burn_in=1, target_period=2), "max_grad_norm": 1.0},
+    ),
     "poisoned": Case(ModelConfig(**SMALL), poisoned=(1, 3)),
     "idle": Case(ModelConfig(normalize=True, popart=True, lstm=6, **SMALL), is_last_idle=True),
     "idle_local": Case(ModelConfig(normalize=True, popart=True, **SMALL), is_last_idle=True, sync_every=2),
+    "networks_local": Case(ModelConfig(**SMALL), sync_every=2, algorithm=CRITIC),
     "local": Case(ModelConfig(normalize=True, popart=False, **SMALL), sync_every=UPDATES - 1),
     "local_popart": Case(ModelConfig(popart=True, **SMALL), sync_every=UPDATES, algorithm={"reward_scale": 30.0}),
 }
@@ -97,7 +122,7 @@ def train(case: Case, parts: LearnerParts, part_of: int, rank: int) -> dict[str,
                 assert parts.update()
             else:
                 parts.store.take(case.share, timeout=0)
-        seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner.model).items()}
+        seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner._trained).items()}
         seen[f"{update}/versions"] = torch.tensor([parts.metrics.updates, parts.metrics.skipped_updates])
         seen[f"{update}/grad_norm"] = torch.tensor(parts.metrics.grad_norm)
     return seen

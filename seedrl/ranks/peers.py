@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from seedrl.algorithms.base import Algorithm
+from seedrl.algorithms.base import Algorithm, networks_of
 from seedrl.config import LearnerConfig
 from seedrl.errors import Mismatch
 from seedrl.learning.learner import Learner
@@ -104,7 +104,9 @@ class RankPeers:
     ) -> Learner | RemoteLearner:
         if config.ranks.separate:
             return RemoteLearner(self._ranks, model, metrics)
-        averager = RankAverager(self._ranks, model, config.ranks.sync_every)
+        networks = networks_of(algorithm)
+        self._ranks.broadcast(networks.state_dict().values())
+        averager = RankAverager(self._ranks, model, networks, config.ranks.sync_every)
         return Learner(config, model, algorithm, metrics, env_steps=env_steps, prefer=prefer, averager=averager)
 
     def same_weights(self, model: nn.Module) -> None:
