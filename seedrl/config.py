@@ -45,6 +45,11 @@ class Placement(Enum):
     spread = "spread"
 
 
+class Activation(Enum):
+    tanh = "tanh"
+    relu = "relu"
+
+
 class Format(Enum):
     torch = "torch"
     onnx = "onnx"
@@ -73,6 +78,7 @@ class ModelConfig:
         "auto", "mlp | nature | impala | grid | tiny | your.module:Class | auto (nature or grid for images, else mlp)"
     )
     layers: list[int] = key([64, 64], "mlp: sizes of its layers")
+    activation: Activation = key(Activation.tanh, "mlp: tanh | relu, after each of them")
     separate: bool | None = key(
         None, "give values a network of their own; null: for continuous actions if neither images nor memory are used"
     )
@@ -82,6 +88,9 @@ class ModelConfig:
     gru: int = key(0, "units of a GRU in place of an LSTM; 0 for no GRU")
     popart: bool = key(True, "normalize value targets adaptively (PopArt), so that rewards can be of any scale")
     squash: bool = key(False, "keep continuous actions within their bounds by tanh instead of clipping")
+    state_std: bool = key(
+        False, "let the standard deviations of continuous actions depend on the observation, as sac needs it"
+    )
     options: dict[str, Any] = key({}, "keyword arguments for your own model class")
 
 

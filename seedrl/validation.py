@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from seedrl.algorithms.settings import ALGORITHMS, REPLAYING
+from seedrl.algorithms.settings import ALGORITHMS, REPLAYING, AlgorithmConfig
 from seedrl.config import (
     MISSING,
     MODELS,
@@ -69,6 +69,11 @@ def _check_replay(config: LearnerConfig) -> None:
         name not in REPLAYING or not algorithm.on_policy,
         f"algorithm.on_policy=true leaves out what older policies did, and algorithm.name={name} learns from that",
     )
+    _check_dqn(algorithm)
+    _check_sac(config)
+
+
+def _check_dqn(algorithm: AlgorithmConfig) -> None:
     own = algorithm.dqn
     require(own.n_steps >= 1, f"algorithm.dqn.n_steps={own.n_steps} must be at least 1")
     require(own.target_period >= 1, f"algorithm.dqn.target_period={own.target_period} must be at least 1")
@@ -77,6 +82,21 @@ def _check_replay(config: LearnerConfig) -> None:
         0 <= 2 * own.burn_in < algorithm.unroll_length,
         f"algorithm.dqn.burn_in={own.burn_in} must be 0 or more, and less than half of "
         f"algorithm.unroll_length={algorithm.unroll_length}",
+    )
+
+
+def _check_sac(config: LearnerConfig) -> None:
+    own, model, is_chosen = config.algorithm.sac, config.model, config.algorithm.name == "sac"
+    require(own.n_steps >= 1, f"algorithm.sac.n_steps={own.n_steps} must be at least 1")
+    require(0 < own.target_rate <= 1, f"algorithm.sac.target_rate={own.target_rate} must be above 0 and at most 1")
+    require(0 < own.temperature < math.inf, f"algorithm.sac.temperature={own.temperature} must be positive and finite")
+    require(
+        not is_chosen or is_import_path(model.name) or (model.squash and model.state_std),
+        "algorithm.name=sac needs model.squash=true and model.state_std=true; algorithm=sac (without .name) sets both",
+    )
+    require(
+        not is_chosen or not (model.lstm or model.gru),
+        "algorithm.name=sac has critics without a memory; set model.lstm=0 and model.gru=0",
     )
 
 

@@ -28,7 +28,7 @@ from seedrl.ranks.ending import ending_at_once
 from seedrl.ranks.group import Ranks
 from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Outbox, RemoteLearner
 from seedrl.run.identity import identity
-from seedrl.specs import EnvSpec
+from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
 from seedrl.types import Unrolls
 from tests.builders import LearnerParts, learner_parts, one_step, record, weights
 from tests.fakes import AuxModel, TinyModel, make_spec
@@ -68,6 +68,7 @@ class Case:
     algorithm: dict[str, Any] = field(default_factory=dict)
     sync_every: int = 1
     is_last_idle: bool = False  # the last rank has no train batches
+    draws: bool = False  # noise, so that the updates of ranks are not those of one process
     poisoned: tuple[int, ...] = ()  # updates in which the last rank's rewards are infinite
 
     def parts(self, batch_size: int, ranks: Ranks | None = None) -> LearnerParts:
@@ -98,6 +99,12 @@ CASES = {
     "dqn": Case(
         ModelConfig(lstm=6, popart=False, **SMALL),
         algorithm={"name": "dqn", "dqn": DQNConfig(burn_in=1, target_period=2), "max_grad_norm": 1.0},
+    ),
+    "sac": Case(
+        ModelConfig(state_std=True, **SMALL),
+        EnvSpec(ArraySpec((5,), "float32"), ContinuousSpec((-1.0, -1.0), (1.0, 1.0), (2,))),
+        algorithm={"name": "sac"},
+        draws=True,
     ),
     "poisoned": Case(ModelConfig(**SMALL), poisoned=(1, 3)),
     "idle": Case(ModelConfig(normalize=True, popart=True, lstm=6, **SMALL), is_last_idle=True),

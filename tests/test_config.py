@@ -7,7 +7,7 @@ import pytest
 
 import seedrl.algorithms.build as algorithms
 import seedrl.models.build as models
-from seedrl.algorithms.settings import ALGORITHMS, DQNConfig
+from seedrl.algorithms.settings import ALGORITHMS, DQNConfig, SACConfig
 from seedrl.config import MODELS, ActorConfig, LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.validation import check, check_actor
@@ -76,6 +76,27 @@ def test_settings_of_replay_that_cannot_work_are_refused_by_name(changes: dict[s
     check(settings(**REPLAY))
     with pytest.raises(ConfigError, match=words):
         check(settings(**{**REPLAY, **changes}))
+
+
+SAC = {"algorithm__name": "sac", "store__select": "my_selectors:Uniform"}
+SQUASHED = {"model__squash": True, "model__state_std": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__squash": False}, "algorithm.name=sac needs model.squash=true and .*; algorithm=sac .* sets both"),
+        ({"model__state_std": False}, "algorithm.name=sac needs model.squash=true and model.state_std=true"),
+        ({"model__lstm": 8}, "critics without a memory; set model.lstm=0"),
+        ({"algorithm__sac": SACConfig(n_steps=0)}, "algorithm.sac.n_steps=0 must be at least 1"),
+        ({"algorithm__sac": SACConfig(target_rate=0.0)}, "algorithm.sac.target_rate=0.0 must be above 0"),
+        ({"algorithm__sac": SACConfig(temperature=0.0)}, "algorithm.sac.temperature=0.0 must be positive"),
+    ],
+)
+def test_settings_of_soft_actor_critic_that_cannot_work_are_refused(changes: dict[str, Any], words: str) -> None:
+    check(settings(**SAC, **SQUASHED))
+    with pytest.raises(ConfigError, match=words):
+        check(settings(**{**SAC, **SQUASHED, **changes}))
 
 
 def test_names_that_settings_know_are_those_that_are_built() -> None:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.algorithms.bootstrap import TargetNetwork, n_step
-from seedrl.algorithms.dqn import DQN, action_values, mixed, rescaled, unscaled
+from seedrl.algorithms.bootstrap import TargetNetwork, n_step, priority_of
+from seedrl.algorithms.dqn import DQN, action_values, rescaled, unscaled
 from seedrl.algorithms.settings import AlgorithmConfig, DQNConfig
 from seedrl.algorithms.transitions import transitions
 from seedrl.config import ModelConfig
@@ -138,10 +138,10 @@ def test_action_values_of_masked_choices_are_those_of_what_is_allowed_alone() ->
     assert q.tolist() == [[[12.0, FORBIDDEN, 8.0], [FORBIDDEN] * 3]]
 
 
-def test_mixed_priority_is_a_share_of_the_largest_error_and_the_rest_of_the_mean() -> None:
+def test_priority_is_a_share_of_the_largest_error_and_the_rest_of_the_mean() -> None:
     error = torch.tensor([[1.0, 0.0], [0.0, 0.0], [5.0, 0.0]])
     valid = torch.tensor([[True, False], [False, False], [True, False]])
-    torch.testing.assert_close(mixed(error, valid, eta=0.9), torch.tensor([0.9 * 5 + 0.1 * 3, 0.0]))
+    torch.testing.assert_close(priority_of(error, valid, eta=0.9), torch.tensor([0.9 * 5 + 0.1 * 3, 0.0]))
 
 
 # Episode ends, on a chain whose values are known.

@@ -17,7 +17,8 @@ from tests.ranked import CASES, SEPARATE, UPDATES, WORLD, joined, tensors_of_all
 
 Seen = dict[str, Tensor]
 IDLE = [name for name, case in CASES.items() if case.is_last_idle]
-EXACT = [name for name, case in CASES.items() if case.sync_every == 1 and not case.poisoned and name not in IDLE]
+SYNCED = [name for name, case in CASES.items() if case.sync_every == 1]
+EXACT = [name for name in SYNCED if not (CASES[name].poisoned or CASES[name].draws or name in IDLE)]
 LOCAL = [name for name, case in CASES.items() if case.sync_every > 1]
 
 
@@ -53,7 +54,7 @@ def test_ranks_with_parts_of_a_batch_make_the_updates_of_one_with_all_of_it(
     assert moved, "nothing was trained, so nothing was compared"
 
 
-@pytest.mark.parametrize("case", [*EXACT, "idle", "poisoned"])
+@pytest.mark.parametrize("case", SYNCED)
 def test_ranks_hold_the_same_weights_to_the_bit_after_every_update(case: str, seen: dict[str, list[Seen]]) -> None:
     first, second = seen[case]
     assert [name for name in first if not torch.equal(first[name], second[name])] == []

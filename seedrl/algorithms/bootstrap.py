@@ -1,4 +1,4 @@
-"""The parts that learning from replayed unrolls needs: n-step returns, and a network that follows another one slowly.
+"""The parts that learning from replay needs: n-step returns, priorities, and a network that follows another slowly.
 
 Knows nothing of losses or of where unrolls come from.
 """
@@ -31,6 +31,14 @@ def n_step(
         sooner = torch.where(valid_t, reward_tp1 + discount_tp1 * following[1:], value[:-1])
         following = torch.cat([sooner, value[-1:]])
     return following[:-1]
+
+
+def priority_of(error: Tensor, valid: Tensor, eta: float) -> Tensor:
+    """Return the priority [B] of unrolls by their absolute errors [T, B], which are 0 where they are not valid.
+
+    It is eta max + (1 - eta) mean (Kapturowski et al. 2019, section 2.3), and 0 for an unroll without any transition.
+    """
+    return eta * error.amax(dim=0) + (1 - eta) * error.sum(dim=0) / valid.sum(dim=0).clamp(min=1)
 
 
 class TargetNetwork:

@@ -11,6 +11,7 @@ from seedrl.algorithms.check import check_members
 from seedrl.algorithms.dqn import DQN
 from seedrl.algorithms.ppo import PPO
 from seedrl.algorithms.pqn import PQN
+from seedrl.algorithms.sac import SAC
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.algorithms.vtrace import VTrace
 from seedrl.errors import ConfigError
@@ -20,6 +21,7 @@ BUILT_IN: dict[str, Callable[[AlgorithmConfig, Actions, nn.Module], Algorithm]] 
     "vtrace": VTrace,
     "pqn": PQN,
     "dqn": DQN,
+    "sac": SAC,
 }
 
 

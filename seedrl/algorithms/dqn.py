@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from seedrl.actions import FORBIDDEN_BELOW, Actions
 from seedrl.algorithms.actor_critic import RewardBound, explained_variance, value_signs
 from seedrl.algorithms.base import Forward, Loss
-from seedrl.algorithms.bootstrap import TargetNetwork, n_step
+from seedrl.algorithms.bootstrap import TargetNetwork, n_step, priority_of
 from seedrl.algorithms.minibatches import Minibatches
 from seedrl.algorithms.pqn import value_of
 from seedrl.algorithms.settings import AlgorithmConfig
@@ -83,7 +83,7 @@ class DQN:
                 "value_share": self._bound.share(step.reward_tp1, returns, weight),
                 "explained_variance": explained_variance(q_taken, target, weight),
             }
-            return Loss(q_loss, report, priority=mixed(error, step.valid_t, self._config.dqn.eta))
+            return Loss(q_loss, report, priority=priority_of(error, step.valid_t, self._config.dqn.eta))
 
     @torch.no_grad()
     def _after_burn_in(self, batch: Unrolls) -> Unrolls:
@@ -128,14 +128,6 @@ def action_values(output: ModelOutput) -> Tensor:
     allowed = output.logits > FORBIDDEN_BELOW
     mean = (output.logits * allowed).sum(dim=-1, keepdim=True) / allowed.sum(dim=-1, keepdim=True).clamp(min=1)
     return torch.where(allowed, output.value.unsqueeze(-1) + output.logits - mean, output.logits)
-
-
-def mixed(error: Tensor, valid: Tensor, eta: float) -> Tensor:
-    """Return the priority [B] of unrolls by their absolute errors [T, B], which are 0 where they are not valid.
-
-    It is eta max + (1 - eta) mean, section 2.3 of the paper; 0 for an unroll without any transition.
-    """
-    return eta * error.amax(dim=0) + (1 - eta) * error.sum(dim=0) / valid.sum(dim=0).clamp(min=1)
 
 
 def rescaled(x: Tensor) -> Tensor:

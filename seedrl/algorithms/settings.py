@@ -9,8 +9,8 @@ from typing import Any
 
 from seedrl.schema import group, key
 
-ALGORITHMS = ("ppo", "vtrace", "pqn", "dqn")  # the names of the built-in ones
-REPLAYING = ("dqn",)  # those of them that need every unroll many times
+ALGORITHMS = ("ppo", "vtrace", "pqn", "dqn", "sac")  # the names of the built-in ones
+REPLAYING = ("dqn", "sac")  # those of them that need every unroll many times
 
 
 class Optimizer(Enum):
@@ -59,10 +59,24 @@ class DQNConfig:
 
 
 @dataclass
+class SACConfig:
+    """Settings of `algorithm.name=sac`."""
+
+    n_steps: int = key(1, "rewards in a target before it bootstraps from a value")
+    target_rate: float = key(
+        0.005, "share of the way that the target critics follow the trained ones per gradient step"
+    )
+    temperature: float = key(1.0, "initial weight of the entropy, which is learned")
+    target_entropy: float | None = key(
+        None, "entropy that this weight is learned for, where -1 … 1 spans the bounds; null for minus the dimensions"
+    )
+
+
+@dataclass
 class AlgorithmConfig:
     """Settings of every algorithm. Your own algorithm finds its further ones in `options`."""
 
-    name: str = key("ppo", "ppo | vtrace | pqn | dqn | your.module:Class")
+    name: str = key("ppo", "ppo | vtrace | pqn | dqn | sac | your.module:Class")
     options: dict[str, Any] = key({}, "keyword arguments for your own algorithm class")
     unroll_length: int = key(64, "steps of one environment per unroll (T)")
     batch_size: int = key(32, "unrolls per train batch (B)")
@@ -97,6 +111,7 @@ class AlgorithmConfig:
     vtrace: VTraceConfig = group(VTraceConfig)
     ppo: PPOConfig = group(PPOConfig)
     dqn: DQNConfig = group(DQNConfig)
+    sac: SACConfig = group(SACConfig)
 
 
 RESOLVED = ("name", "passes", "minibatches", "on_policy")  # what a checkpoint says of its algorithm
