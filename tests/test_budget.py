@@ -19,7 +19,7 @@ from seedrl.run.budget import (
     serving_budget,
 )
 from seedrl.run.checkpoint import pack_optimizer
-from seedrl.selectors import Fifo
+from seedrl.selection.fifo import Fifo
 from seedrl.store import Store, StoreSizes
 from tests.builders import learner_parts
 from tests.fakes import TinyModel, make_spec
