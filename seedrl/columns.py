@@ -84,6 +84,11 @@ class Columns:
         columns = (self._logits, self._value, self._core_state, self._next_core_state)
         return sum(leaf.nbytes for leaf in leaves(self._frames)) + sum(column.nbytes for column in columns)
 
+    @property
+    def host_nbytes(self) -> int:
+        """Return the bytes they take on the host besides."""
+        return sum(column.nbytes for column in self._host)
+
     def locate(self, entry: Indices, t: Indices, age: Indices) -> RowIndices:
         """Return where rows t of entries are, all indices [N], uploaded at once.
 

@@ -24,7 +24,6 @@ from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, finish
 from seedrl.errors import require
 from seedrl.selection.base import Limits, Selector
-from seedrl.selection.fifo import Fifo
 from seedrl.sizes import store_capacity
 from seedrl.specs import EnvSpec
 from seedrl.types import Recorded, Ticket, Unrolls
@@ -50,6 +49,16 @@ class StoreSizes(NamedTuple):
             overlap=overlap,
         )
 
+    def columns(self, spec: EnvSpec, entries: int, device: torch.device) -> Columns:
+        return Columns(spec, entries, self.unroll_length, self.frame_stack, self.core_size, self.overlap, device)
+
+
+class StoreBytes(NamedTuple):
+    """The memory of a store."""
+
+    device: int
+    host: int
+
 
 class Store:
     """Thread-safe between one writer (inference) and one reader (learner): no entry belongs to both at a time."""
@@ -73,9 +82,7 @@ class Store:
         )
         self.capacity = sizes.capacity
         entries = sizes.slots + sizes.capacity
-        self.columns = Columns(
-            spec, entries, sizes.unroll_length, sizes.frame_stack, sizes.core_size, sizes.overlap, device
-        )
+        self.columns = sizes.columns(spec, entries, device)
         self._device = device
         self._on_free = on_free
         self._priority_of = priority_of
@@ -84,10 +91,12 @@ class Store:
         self._free = list(range(sizes.slots, entries))
         self._changed = threading.Condition()  # guards the three above
 
-    @classmethod
-    def bytes_needed(cls, spec: EnvSpec, sizes: StoreSizes) -> int:
-        """Return the bytes that a store of these sizes takes on the device, without making one."""
-        return cls(spec, Fifo(), sizes, torch.device("meta")).columns.nbytes
+    @staticmethod
+    def bytes_needed(spec: EnvSpec, sizes: StoreSizes) -> StoreBytes:
+        """Return the bytes that a store of these sizes takes, without making one."""
+        entries = sizes.slots + sizes.capacity
+        one = sizes.columns(spec, 1, torch.device("meta"))
+        return StoreBytes(entries * one.nbytes, entries * one.host_nbytes)
 
     @property
     def ready(self) -> int:

@@ -24,7 +24,7 @@ from seedrl.validation import check
 
 def make_ring(capacity: int, *, alpha: float | None = None, beta: float = 0.4, max_uses: int = 0) -> Ring:
     chooser = Uniform(capacity, seed=1) if alpha is None else Proportional(capacity, 1, alpha, lambda: beta)
-    return Ring(capacity, chooser, max_uses)
+    return Ring(capacity, capacity, chooser, max_uses)
 
 
 def versions(count: int, version: int = 0) -> NDArray[np.int64]:

@@ -31,7 +31,8 @@ def build_selector(
         return _own(config)
     if store.select == "fifo":
         return Fresh() if config.algorithm.on_policy else Fifo()
-    ring = Ring(store_capacity(config), _chooser(config, fraction), store.max_uses)
+    capacity = store_capacity(config)
+    ring = Ring(capacity, config.serving.max_slots + capacity, _chooser(config, fraction), store.max_uses)
     if store.select == "mixed":
         return Mixed(
             ring,

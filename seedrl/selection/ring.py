@@ -15,6 +15,8 @@ from seedrl.selection.base import NONE, Arrays, Entries, Pick, Priority
 
 Places = NDArray[np.int64]
 
+NOWHERE = -1  # the place of an entry whose unroll is not in the ring
+
 
 class Choice(NamedTuple):
     places: Places  # [B]
@@ -49,11 +51,12 @@ class Chooser(Protocol):
 class Ring:
     """Owned by its selector."""
 
-    def __init__(self, capacity: int, chooser: Chooser, max_uses: int = 0) -> None:
-        """With max_uses=0 unrolls are used any number of times."""
+    def __init__(self, capacity: int, entries: int, chooser: Chooser, max_uses: int = 0) -> None:
+        """`entries` are all of the store. With max_uses=0 unrolls are used any number of times."""
         self._chooser = chooser
         self._max_uses = max_uses
-        self._places: OrderedDict[int, int] = OrderedDict()  # by entry, oldest first
+        self._order: OrderedDict[int, None] = OrderedDict()  # the entries of the unrolls, oldest first
+        self._place = np.full(entries, NOWHERE)  # by entry
         self._entry = np.zeros(capacity, np.int64)  # these four by place
         self._version = np.zeros(capacity, np.int64)
         self._uses = np.zeros(capacity, np.int64)
@@ -61,7 +64,7 @@ class Ring:
         self._dropped: Counter[str] = Counter()  # unrolls, by reason
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._order)
 
     def add(self, entries: Entries, versions: Entries, priority: Priority | None = None, uses: int = 0) -> None:
         """Append unrolls; `versions` are not lower than those of the unrolls before."""
@@ -71,7 +74,8 @@ class Ring:
         self._entry[places], self._version[places] = entries, versions
         self._uses[places], self._picked[places] = uses, False
         self._chooser.mass[places] = np.where(np.isnan(mass), fallback, mass)
-        self._places.update(zip(entries.tolist(), places.tolist(), strict=True))
+        self._place[entries] = places
+        self._order.update(dict.fromkeys(entries.tolist()))
         self._chooser.changed(places)
 
     def choose(self, count: int) -> Pick:
@@ -83,7 +87,7 @@ class Ring:
 
     def done(self, entries: Entries) -> Entries:
         """Note that a pick was copied; return the entries of unrolls that were used often enough."""
-        places = self._places_of(entries)
+        places = self._place[entries]
         self._picked[places] = False
         if not self._max_uses:
             return NONE
@@ -92,15 +96,16 @@ class Ring:
     def evict(self, count: int, keep: int) -> Entries:
         """Remove the oldest unrolls that are not picked, at most `count`; at least `keep` unrolls stay."""
         count = min(count, len(self) - keep)
-        idle = (entry for entry, place in self._places.items() if not self._picked[place])
+        idle = (entry for entry in self._order if not self._picked[self._place[entry]])
         entries = np.fromiter(islice(idle, max(0, count)), np.int64)
-        self.count_dropped("unused", int(np.count_nonzero(self._uses[self._places_of(entries)] == 0)))
+        self.count_dropped("unused", int(np.count_nonzero(self._uses[self._place[entries]] == 0)))
         return self._remove(entries)
 
     def drop_older(self, version: int) -> Entries:
         """Remove the unrolls of earlier policies than `version`, up to the first that is picked; return them."""
         stale = []
-        for entry, place in self._places.items():
+        for entry in self._order:
+            place = self._place[entry]
             if self._version[place] >= version or self._picked[place]:
                 break
             stale.append(entry)
@@ -110,8 +115,9 @@ class Ring:
     def prefer(self, entries: Entries, priority: Priority) -> None:
         """Set new priorities; unrolls that have left meanwhile are ignored, and priorities that are not finite."""
         mass = self._chooser.mass_of(len(entries), priority)
-        is_known = np.array([entry in self._places for entry in entries.tolist()], bool) & ~np.isnan(mass)
-        places = self._places_of(entries[is_known])
+        places = self._place[entries]
+        is_known = (places != NOWHERE) & ~np.isnan(mass)
+        places = places[is_known]
         self._chooser.mass[places] = mass[is_known]
         self._chooser.changed(places)
 
@@ -123,19 +129,17 @@ class Ring:
         dropped, self._dropped = self._dropped, Counter()
         return dict(dropped)
 
-    def _places_of(self, entries: Entries) -> Places:
-        return np.array([self._places[entry] for entry in entries.tolist()], np.int64)
-
     def _remove(self, entries: Entries) -> Entries:
         """Let unrolls leave, and let the last ones move to their places."""
         columns = (self._entry, self._version, self._uses, self._picked, self._chooser.mass)
         changed = []
         for entry in entries.tolist():
-            place, last = self._places.pop(entry), len(self._places)
-            if place != last:
-                self._places[int(self._entry[last])] = place
-                for column in columns:
-                    column[place] = column[last]
+            del self._order[entry]
+            place, last = self._place[entry], len(self._order)
+            self._place[self._entry[last]] = place
+            self._place[entry] = NOWHERE
+            for column in columns:
+                column[place] = column[last]
             self._chooser.mass[last] = 0.0
             changed += [place, last]
         if changed:
@@ -146,11 +150,11 @@ class Ring:
 
     def known(self) -> Entries:
         """Return the entries, oldest first."""
-        return np.fromiter(self._places, np.int64)
+        return np.fromiter(self._order, np.int64)
 
     def arrays(self) -> Arrays:
         """Return everything but the entries, oldest first."""
-        places = np.fromiter(self._places.values(), np.int64)
+        places = self._place[self.known()]
         columns = {"version": self._version, "uses": self._uses, "mass": self._chooser.mass}
         chooser = {f"chooser.{name}": array for name, array in self._chooser.arrays().items()}
         return {"place": places, **{name: column[places] for name, column in columns.items()}, **chooser}
@@ -158,8 +162,8 @@ class Ring:
     def load(self, entries: Entries, arrays: Arrays) -> None:
         """Restore `arrays` to an empty ring whose unrolls are in these entries."""
         places = arrays["place"]
-        self._places.update(zip(entries.tolist(), places.tolist(), strict=True))
-        self._entry[places] = entries
+        self._order.update(dict.fromkeys(entries.tolist()))
+        self._place[entries], self._entry[places] = places, entries
         self._version[places], self._uses[places] = arrays["version"], arrays["uses"]
         self._chooser.mass[places] = arrays["mass"]
         self._chooser.changed(places)
