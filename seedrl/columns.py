@@ -21,7 +21,7 @@ from seedrl.actions import Actions
 from seedrl.device import upload
 from seedrl.rows import RESET, TERMINATED, TRUNCATED
 from seedrl.specs import Arrays, ArraySpec, EnvSpec, leaves, tree_map
-from seedrl.types import ModelInput, ModelOutput, Observation, Ticket, Unrolls, stack_frames
+from seedrl.types import ModelInput, ModelOutput, Observation, Recorded, Ticket, Unrolls, stack_frames
 
 Indices = NDArray[np.int64]
 
@@ -84,6 +84,11 @@ class Columns:
         columns = (self._logits, self._value, self._core_state, self._next_core_state)
         return sum(leaf.nbytes for leaf in leaves(self._frames)) + sum(column.nbytes for column in columns)
 
+    @property
+    def host_nbytes(self) -> int:
+        """Return the bytes they take on the host besides."""
+        return sum(column.nbytes for column in self._host)
+
     def locate(self, entry: Indices, t: Indices, age: Indices) -> RowIndices:
         """Return where rows t of entries are, all indices [N], uploaded at once.
 
@@ -144,6 +149,23 @@ class Columns:
         here, there = upload(np.stack((source, target)), self._device)
         for column in columns:
             column.index_copy_(0, there, column.index_select(0, here))
+
+    def last_versions(self, entry: Indices) -> Indices:
+        """Return the policy versions [N] of the last rows of finished entries."""
+        return self._host.policy_version[entry * self.rows + self.rows - 1]
+
+    def recorded(self, entry: Indices) -> Recorded:
+        """Return what finished entries hold besides observations, time-major."""
+        row = entry * self.rows + np.arange(self.rows)[:, np.newaxis]  # [T+1, N]
+        index, flags = upload(row.reshape(-1), self._device), self._host.flags[row]
+        return Recorded(
+            reward=upload(self._host.reward[row], self._device),
+            terminated=upload((flags & TERMINATED) != 0, self._device),
+            truncated=upload((flags & TRUNCATED) != 0, self._device),
+            action=upload(self._host.action[row], self._device),
+            behavior_logits=self._logits.index_select(0, index).view(*row.shape, -1),
+            behavior_value=self._value.index_select(0, index).view(row.shape),
+        )
 
     # Read by the learner.
 

@@ -131,11 +131,39 @@ class ExplorationConfig:
     )
 
 
+SELECTORS = ("fifo", "uniform", "priority", "mixed")  # the names of the built-in ones
+
+
+@dataclass
+class PriorityConfig:
+    """Settings of `store.select=priority`."""
+
+    alpha: float = key(0.6, "power of priorities in the probability of an unroll; 0 makes all of them alike")
+    beta: float = key(0.4, "power of the importance weights; 1 corrects for the choice in full")
+    beta_end: float = key(1.0, "beta at stop.env_steps, reached linearly")
+
+
 @dataclass
 class StoreConfig:
-    select: str = key("fifo", "which unrolls are trained on: fifo (the oldest, each once) | your.module:Class")
+    select: str = key(
+        "fifo",
+        "which unrolls are trained on: fifo (the oldest, each once) | uniform | priority | mixed | your.module:Class",
+    )
     options: dict[str, Any] = key({}, "keyword arguments for your own selector class")
-    capacity: int = key(0, "number of finished unrolls kept for training; 0 for twice algorithm.batch_size")
+    capacity: int = key(
+        0, "number of finished unrolls kept; 0 for twice algorithm.batch_size with fifo, else for 64 times"
+    )
+    min_size: int = key(0, "uniform, priority: unrolls to collect before training begins; 0 for algorithm.batch_size")
+    samples_per_insert: float = key(
+        0.0, "uniform, priority: times that each unroll is trained on, on average; 0 lets neither side wait"
+    )
+    tolerance: float = key(
+        0.0, "samples that acting or training may be ahead before it waits; 0 for two train batches and one per env"
+    )
+    max_uses: int = key(0, "not fifo: times that an unroll is trained on at most; 0 for no limit")
+    max_staleness: int = key(0, "not fifo: updates after which an unroll is dropped; 0 for no limit")
+    priority: PriorityConfig = group(PriorityConfig)
+    replay_share: float = key(0.5, "mixed: fraction of each train batch that is replayed; the rest is new")
 
 
 @dataclass

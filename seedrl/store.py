@@ -8,7 +8,7 @@ inference writes row by row; `capacity` further entries are free or hold finishe
       └────────────────── the selector evicts ───────────┘
 
 Which finished unrolls are trained on, how often, and when their entries are free again is up to the selector
-(selectors.py). Consecutive unrolls of a slot share `overlap` rows: the last ones of one are the first ones of the next.
+(selection/). Consecutive unrolls of a slot share `overlap` rows: the last ones of one are the first ones of the next.
 """
 
 import threading
@@ -23,10 +23,10 @@ from seedrl.columns import Columns, Indices
 from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, finish
 from seedrl.errors import require
-from seedrl.selectors import Fifo, Selector
+from seedrl.selection.base import Limits, Selector
 from seedrl.sizes import store_capacity
 from seedrl.specs import EnvSpec
-from seedrl.types import Ticket, Unrolls
+from seedrl.types import Recorded, Ticket, Unrolls
 
 
 class StoreSizes(NamedTuple):
@@ -49,6 +49,16 @@ class StoreSizes(NamedTuple):
             overlap=overlap,
         )
 
+    def columns(self, spec: EnvSpec, entries: int, device: torch.device) -> Columns:
+        return Columns(spec, entries, self.unroll_length, self.frame_stack, self.core_size, self.overlap, device)
+
+
+class StoreBytes(NamedTuple):
+    """The memory of a store."""
+
+    device: int
+    host: int
+
 
 class Store:
     """Thread-safe between one writer (inference) and one reader (learner): no entry belongs to both at a time."""
@@ -60,39 +70,53 @@ class Store:
         sizes: StoreSizes,
         device: torch.device,
         on_free: Callable[[], None] = lambda: None,
+        priority_of: Callable[[Recorded], Tensor] | None = None,
     ) -> None:
-        """`on_free` is called by the thread that has taken unrolls, when entries may be free."""
+        """`on_free` is called by the thread that has taken unrolls, when entries may be free.
+
+        `priority_of` returns the priorities [B] of unrolls that have just been finished, in the writer's thread.
+        """
         require(
             2 * sizes.overlap <= sizes.unroll_length + 1,
             f"algorithm.unroll_length={sizes.unroll_length} is too short for unrolls that share {sizes.overlap} rows",
         )
         self.capacity = sizes.capacity
         entries = sizes.slots + sizes.capacity
-        self.columns = Columns(
-            spec, entries, sizes.unroll_length, sizes.frame_stack, sizes.core_size, sizes.overlap, device
-        )
+        self.columns = sizes.columns(spec, entries, device)
         self._device = device
         self._on_free = on_free
+        self._priority_of = priority_of
         self._selector = selector
         self._generation = np.zeros(entries, np.int64)  # unrolls that each entry has held
         self._free = list(range(sizes.slots, entries))
         self._changed = threading.Condition()  # guards the three above
 
-    @classmethod
-    def bytes_needed(cls, spec: EnvSpec, sizes: StoreSizes) -> int:
-        """Return the bytes that a store of these sizes takes on the device, without making one."""
-        return cls(spec, Fifo(), sizes, torch.device("meta")).columns.nbytes
+    @staticmethod
+    def bytes_needed(spec: EnvSpec, sizes: StoreSizes) -> StoreBytes:
+        """Return the bytes that a store of these sizes takes, without making one."""
+        entries = sizes.slots + sizes.capacity
+        one = sizes.columns(spec, 1, torch.device("meta"))
+        return StoreBytes(entries * one.nbytes, entries * one.host_nbytes)
 
     @property
     def ready(self) -> int:
         """Return how many finished unrolls the selector can choose from."""
         return len(self._selector)
 
+    def limits(self) -> Limits:
+        """Return which settings hold the learner or the actors back."""
+        with self._changed:
+            return self._selector.limits()
+
     # For inference.
 
     def reserve(self, count: int) -> Indices:
-        """Return up to `count` entries to write to: free ones, and those that the selector evicts."""
+        """Return up to `count` entries to write to: free ones, and those that the selector evicts.
+
+        As many finished unrolls have to be committed next.
+        """
         with self._changed:
+            count = self._selector.may_add(count)
             if count > len(self._free):
                 self._free.extend(self._selector.evict(count - len(self._free)).tolist())
             # The newest first: what was read last is still in the caches.
@@ -100,10 +124,19 @@ class Store:
 
     def commit(self, entries: Indices) -> None:
         """Hand finished unrolls over to the selector."""
+        versions = self.columns.last_versions(entries)
+        priority = None
+        if self._priority_of is not None:
+            priority = self._priority_of(self.columns.recorded(entries)).float().cpu().numpy()
         with self._changed:
             self._generation[entries] += 1
-            self._selector.add(entries)
+            self._selector.add(entries, versions, priority)
             self._changed.notify()
+
+    def take_dropped(self) -> dict[str, int]:
+        """Return by reason how many finished unrolls the selector has dropped since the last call."""
+        with self._changed:
+            return self._selector.take_dropped()
 
     # For the learner.
 

@@ -44,6 +44,17 @@ class ModelOutput(NamedTuple):
     aux: dict[str, Tensor] | None = None  # [T+1, B] or [] each  further losses; see seedrl/algorithms/auxiliary.py
 
 
+class Recorded(NamedTuple):
+    """Finished unrolls without their observations, for the priorities that they have before they are trained on."""
+
+    reward: Tensor  # [T+1, B]
+    terminated: Tensor  # [T+1, B]  bool
+    truncated: Tensor  # [T+1, B]  bool
+    action: Tensor  # [T+1, B, ...]
+    behavior_logits: Tensor  # [T+1, B, P]
+    behavior_value: Tensor  # [T+1, B]
+
+
 class Ticket(NamedTuple):
     """The identity of unrolls in the store. It outlives them: an entry that holds another unroll by now is known."""
 

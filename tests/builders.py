@@ -24,7 +24,7 @@ from seedrl.policy import Policy
 from seedrl.ranks.averaging import RankAverager
 from seedrl.ranks.group import Ranks
 from seedrl.rows import RESET, TERMINATED
-from seedrl.selectors import Fifo
+from seedrl.selection.fifo import Fifo
 from seedrl.specs import EnvSpec
 from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelInput, ModelOutput

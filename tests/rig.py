@@ -13,7 +13,8 @@ from seedrl.actions import Actions
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.rows import RESET, Rows
-from seedrl.selectors import Entries, Fifo
+from seedrl.selection.base import Entries, Priority
+from seedrl.selection.fifo import Fifo
 from seedrl.serving.inference import Answer, Inference
 from seedrl.serving.lease import Lease
 from seedrl.serving.seats import CONSTANT, Schedule, Seat, Seats
@@ -57,8 +58,8 @@ class CountingFifo(Fifo):
         super().__init__()
         self.added = 0
 
-    def add(self, entries: Entries) -> None:
-        super().add(entries)
+    def add(self, entries: Entries, versions: Entries, priority: Priority | None = None) -> None:
+        super().add(entries, versions, priority)
         self.added += len(entries)
 
 

@@ -49,7 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
     ),
     (
-        *("seedrl.device", "seedrl.policy", "seedrl.columns", "seedrl.selectors", "seedrl.store"),
+        *("seedrl.device", "seedrl.policy", "seedrl.columns", "seedrl.selection", "seedrl.store"),
         *("seedrl.algorithms", "seedrl.run.checkpoint"),
     ),
     ("seedrl.serving", "seedrl.learning", "envs_server"),

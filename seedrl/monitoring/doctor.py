@@ -171,8 +171,9 @@ def memory(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     from seedrl.run.budget import budget_of, checkpoint_bytes, free_bytes
 
     model = build_run_model(config, spec)
-    budget, free = budget_of(config, spec, model, core_size_of(model)), free_bytes(choose_device(config.device))
-    is_enough = free is None or budget.total <= free
+    device = choose_device(config.device)
+    budget, free = budget_of(config, spec, model, core_size_of(model)), free_bytes(device)
+    is_enough = free is None or budget.on(device) <= free
     yield Finding(is_enough, f"memory: {budget}" + (f", {mebibytes(free)} free" if free is not None else ""))
     saved = checkpoint_bytes(config, model) * (config.checkpoint.keep + 1)
     yield Finding(saved < shutil.disk_usage(_folder(config)).free, f"checkpoints: {mebibytes(saved)} on disk")

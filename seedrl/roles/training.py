@@ -29,7 +29,7 @@ from seedrl.run.saving import Saver
 from seedrl.run.snapshot import Resumable, count_parameters, initial_weights, load_weights
 from seedrl.run.stopping import Stop
 from seedrl.run.totals import Counts, RunClock, counts_of
-from seedrl.selectors import build_selector
+from seedrl.selection.build import build_selector
 from seedrl.serving.service import InferenceService
 from seedrl.sizes import torch_threads
 from seedrl.specs import EnvSpec
@@ -73,7 +73,14 @@ class Training:
         self.algorithm = described(config.algorithm)
         self.is_on_policy = config.lockstep or bool(config.algorithm.on_policy)
         self.signs = signs_of(algorithm)
-        self.store = Store(spec, build_selector(config), sizes, device, on_free=inference.wake)
+        self.store = Store(
+            spec,
+            build_selector(config, updates=lambda: process.learning.updates, fraction=self._fraction),
+            sizes,
+            device,
+            on_free=inference.wake,
+            priority_of=getattr(algorithm, "initial_priority", None) if config.store.select == "priority" else None,
+        )
         self.policy = Policy(model, version=0)
         self.learner = process.peers.learner(
             config,
@@ -107,7 +114,7 @@ class Training:
             on_episodes=partial(process.events.episodes, is_evaluation=False),
             on_evaluated=partial(process.events.episodes, is_evaluation=True),
             may_continue=self._is_in_step if self.is_on_policy else lambda: True,
-            fraction=lambda: process.rounds.progress.env_steps / config.stop.env_steps,
+            fraction=self._fraction,
         )
         self.thread = threading.Thread(target=self._run, name="learner", daemon=True)
         parameters = count_parameters(model)
@@ -140,6 +147,10 @@ class Training:
                 raise ConfigError(f"init_from={source}: {error}") from error
             process.display.say(f"learner: initial weights from {source}")
         process.peers.same_weights(self.learner.model)
+
+    def _fraction(self) -> float:
+        """Return how much of the run is over, for schedules."""
+        return self._process.rounds.progress.env_steps / self._process.config.stop.env_steps
 
     def _is_in_step(self) -> bool:
         """Tell whether a step may follow: not while the learner could train or is training, nor after the last update.

@@ -92,7 +92,7 @@ class BatchLoop:
         while not self._stopping:
             if not self._batcher.waiting_rows:
                 self.alive_at = time.monotonic()
-            if not self._inference.finish_unrolls() or not self._may_continue():
+            if not self._is_in_step():
                 await self._pause(LONGEST_PAUSE, "hold")  # actors wait for the learner
             elif requests := self._batcher.take():
                 self._count_waits(requests, time.monotonic())
@@ -101,6 +101,10 @@ class BatchLoop:
                 await self._account("send", _turns())
             else:
                 await self._wait_for_rows()
+
+    def _is_in_step(self) -> bool:
+        """Hand unrolls over and return whether a batch may run. In lock-step neither happens during an update."""
+        return self._may_continue() and self._inference.finish_unrolls() and self._may_continue()
 
     def stop(self) -> None:
         self._stopping = True
