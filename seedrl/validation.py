@@ -57,7 +57,7 @@ def _check_algorithm(config: LearnerConfig) -> None:
         f"algorithm.on_policy=true needs store.select=fifo, one rank, a fixed number of actors, and an "
         f"algorithm.batch_size that is a multiple of the environments that are trained on, not {algorithm.batch_size}",
     )
-    _check_replay(config)
+    _check_replaying(config)
     require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
     require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
 
@@ -130,7 +130,7 @@ def _check_priority(config: LearnerConfig) -> None:
         require(0 <= value <= 1, f"store.priority.{name}={value} must be between 0 and 1")
 
 
-def _check_replay(config: LearnerConfig) -> None:
+def _check_replaying(config: LearnerConfig) -> None:
     """Refuse an algorithm that learns from replay without any, or with settings that cannot work."""
     algorithm, name = config.algorithm, config.algorithm.name
     require(

@@ -19,7 +19,7 @@ from seedrl.errors import ConfigError
 from seedrl.models.base import FORBIDDEN
 from seedrl.models.build import build_model
 from seedrl.specs import CategoricalSpec, ContinuousSpec, EnvSpec
-from seedrl.types import ModelInput, ModelOutput, Unrolls
+from seedrl.types import ModelInput, ModelOutput, Recorded, Unrolls
 from tests.builders import learner_parts, one_step, same, weights
 from tests.fakes import FakePool, TinyModel, make_job, make_spec
 from tests.rig import Rig
@@ -258,6 +258,49 @@ def test_loss_priorities_and_gradient_equal_a_transcription_in_loops(is_rescaled
     expected = [eta * max(each) + (1 - eta) * sum(each) / len(each) for each in errors]
     assert loss.priority is not None
     np.testing.assert_allclose(loss.priority, expected, rtol=1e-6)
+
+
+# Initial priorities.
+
+
+def recorded_of(unrolls: Unrolls, value: Tensor) -> Recorded:
+    return Recorded(
+        unrolls.inputs.reward,
+        unrolls.terminated,
+        unrolls.truncated,
+        unrolls.action,
+        unrolls.behavior_logits,
+        behavior_value=value,
+    )
+
+
+@pytest.mark.parametrize("is_rescaled", [False, True])
+def test_initial_priority_equals_a_transcription_in_loops(is_rescaled: bool) -> None:
+    unrolls, value = random_unrolls(seed=5), Given(6, 4, 3).value.detach()
+    algorithm = make_dqn(Given(6, 4, 3), 3, n_steps=2, eta=0.7, rescale=is_rescaled)
+    step = transitions(unrolls, settings())
+    scale, inverse = (h, h_inverse) if is_rescaled else (float, float)
+    case = {
+        "reward": step.reward_tp1.numpy(),
+        "gamma": step.discount_tp1.double().numpy(),
+        "value": np.vectorize(inverse)(value.numpy()),
+        "valid": step.valid_t.numpy(),
+    }
+    error = np.abs(np.vectorize(scale)(slow_returns(case, 2)) - value.numpy()[:-1])
+    errors = [error[:, b][case["valid"][:, b].astype(bool)] for b in range(4)]
+    expected = [0.7 * each.max() + 0.3 * each.mean() for each in errors]
+    np.testing.assert_allclose(algorithm.initial_priority(recorded_of(unrolls, value)), expected, rtol=1e-6)
+
+
+def test_initial_priority_of_true_values_is_zero_and_leaves_burn_in_out() -> None:
+    unrolls = to_unrolls(chain_rows(300))
+    true = unrolls.inputs.observation @ torch.cat([VALUES, torch.tensor([UNTRAINED])])
+    algorithm = make_dqn(TinyModel(make_spec(num_actions=2), core_size=2), n_steps=1, burn_in=1)
+    assert algorithm.initial_priority(recorded_of(unrolls, true)).max() < 1e-5
+    wrong_at_first = torch.cat([true[:1] + 1, true[1:]])
+    assert algorithm.initial_priority(recorded_of(unrolls, wrong_at_first)).max() < 1e-5
+    wrong = torch.cat([true[:1], true[1:] + 1])
+    assert algorithm.initial_priority(recorded_of(unrolls, wrong)).max() > 0.09  # 1 - discount, or 1 before an end
 
 
 # The target network.

@@ -30,8 +30,9 @@ class Loss(NamedTuple):
 class Algorithm(Protocol):
     """`YourAlgorithm(config, actions, model, **options)` builds one; `config` is the AlgorithmConfig.
 
-    It may have two more attributes, `networks` (see `networks_of`) and `signs` (see signs.py).
-    Owned by the learner thread.
+    It may also have `networks` (see `networks_of`), `signs` (see signs.py), and `initial_priority(recorded)`: the
+    priorities [B] of finished unrolls for `store.select=priority`, by the values that inference computed. The server
+    thread calls that one, so it must not change anything. All else is owned by the learner thread.
     """
 
     overlap: int  # rows that consecutive unrolls of a slot share; 1 is enough to bootstrap from the last one

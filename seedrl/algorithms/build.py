@@ -7,6 +7,7 @@ from torch import nn
 from seedrl import plugins
 from seedrl.actions import Actions
 from seedrl.algorithms.base import Algorithm
+from seedrl.algorithms.bc import BC
 from seedrl.algorithms.check import check_members
 from seedrl.algorithms.dqn import DQN
 from seedrl.algorithms.ppo import PPO
@@ -22,6 +23,7 @@ BUILT_IN: dict[str, Callable[[AlgorithmConfig, Actions, nn.Module], Algorithm]] 
     "pqn": PQN,
     "dqn": DQN,
     "sac": SAC,
+    "bc": BC,
 }
 
 

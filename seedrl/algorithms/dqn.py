@@ -15,7 +15,7 @@ that the store keeps is the one before the first of them.
 Knows nothing of optimisers, threads, or how unrolls are selected.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -29,11 +29,12 @@ from seedrl.algorithms.minibatches import Minibatches
 from seedrl.algorithms.pqn import value_of
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.algorithms.signs import Signs
-from seedrl.algorithms.transitions import Transitions, transitions, valid_transitions
+from seedrl.algorithms.transitions import Transitions, shaped_reward, transitions, valid_transitions
 from seedrl.errors import ConfigError
 from seedrl.models.base import core_size_of
-from seedrl.types import ModelOutput, Unrolls
+from seedrl.types import ModelOutput, Recorded, Unrolls
 
+Scale = Callable[[Tensor], Tensor]
 SLOPE = 1e-3  # of the rescaled values far from 0, so that the scale can be inverted
 
 
@@ -49,6 +50,8 @@ class DQN:
         self._config = config
         self._model = model
         self._target = TargetNetwork(model)
+        self._rescaled: Scale = rescaled if config.dqn.rescale else _unchanged
+        self._unscaled: Scale = unscaled if config.dqn.rescale else _unchanged
         self._burn_in = config.dqn.burn_in if core_size_of(model) else 0
         self._bound = RewardBound(config.discount, model)
         self._minibatches = Minibatches(config.passes, config.minibatches)
@@ -99,15 +102,33 @@ class DQN:
         output, _ = self._target.network(batch.inputs, batch.core_state)
         preferred = value_of(action_values(output)[self._burn_in :], q.argmax(dim=-1))
         value = preferred.masked_fill(preferred < FORBIDDEN_BELOW, 0.0)  # a mask may allow nothing at an end
-        is_rescaled = self._config.dqn.rescale
         returns = n_step(
             reward_tp1=step.reward_tp1,
             discount_tp1=step.discount_tp1,
-            value=unscaled(value) if is_rescaled else value,
+            value=self._unscaled(value),
             valid_t=step.valid_t,
             steps=self._config.dqn.n_steps,
         )
-        return returns, rescaled(returns) if is_rescaled else returns
+        return returns, self._rescaled(returns)
+
+    @torch.no_grad()
+    def initial_priority(self, recorded: Recorded) -> Tensor:
+        """Return the priorities [B] of new unrolls by the values that inference computed. Thread-safe.
+
+        The value of an observation stands in for that of the action: the recorded logits are those that exploration
+        drew from, and at temperature 0 they tell nothing but which action was best.
+        """
+        config, value = self._config, recorded.behavior_value
+        valid_t = ~(recorded.terminated | recorded.truncated)[:-1]
+        returns = n_step(
+            reward_tp1=shaped_reward(recorded.reward[1:], config),
+            discount_tp1=config.discount * (~recorded.terminated[1:]).float(),
+            value=self._unscaled(value),
+            valid_t=valid_t,
+            steps=config.dqn.n_steps,
+        )
+        error = (self._rescaled(returns) - value[:-1]).abs() * valid_t
+        return priority_of(error[self._burn_in :], valid_t[self._burn_in :], config.dqn.eta)
 
     def stepped(self, loss: Loss) -> None:
         self._steps += 1
@@ -143,6 +164,10 @@ def unscaled(y: Tensor) -> Tensor:
     distance = y.abs() + 1 + SLOPE
     root = 2 * distance / ((1 + 4 * SLOPE * distance).sqrt() + 1)
     return y.sign() * (root.square() - 1)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def _signs(config: AlgorithmConfig) -> Signs:

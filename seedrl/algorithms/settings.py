@@ -9,7 +9,7 @@ from typing import Any
 
 from seedrl.schema import group, key
 
-ALGORITHMS = ("ppo", "vtrace", "pqn", "dqn", "sac")  # the names of the built-in ones
+ALGORITHMS = ("ppo", "vtrace", "pqn", "dqn", "sac", "bc")  # the names of the built-in ones
 REPLAYING = ("dqn", "sac")  # those of them that need every unroll many times
 
 
@@ -76,7 +76,7 @@ class SACConfig:
 class AlgorithmConfig:
     """Settings of every algorithm. Your own algorithm finds its further ones in `options`."""
 
-    name: str = key("ppo", "ppo | vtrace | pqn | dqn | sac | your.module:Class")
+    name: str = key("ppo", "ppo | vtrace | pqn | dqn | sac | bc | your.module:Class")
     options: dict[str, Any] = key({}, "keyword arguments for your own algorithm class")
     unroll_length: int = key(64, "steps of one environment per unroll (T)")
     batch_size: int = key(32, "unrolls per train batch (B)")
