@@ -6,7 +6,7 @@ The unrolls are as small as CartPole's, so that the choice and not the copy of t
 import numpy as np
 import torch
 
-from bench.harness import Ratio, Report, Turn, for_a_while, interleave, median, paired
+from bench.harness import Report, cost_ratio, for_a_while, interleave, median
 from bench.rig import CPU
 from seedrl.columns import Record
 from seedrl.config import BenchConfig, LearnerConfig
@@ -28,13 +28,10 @@ def run(config: BenchConfig) -> Report:
         works = {select: ring.take, "fifo": queue.take}
         turns = interleave(for_a_while(works, config.seconds), config.repeats)
         for side, measured in turns.items():
-            report.add({"side": side, "ring": UNROLLS, "CPU µs per unroll": median(measured, cost)})
-        report.add_ratio(Ratio(f"{select}_over_fifo", paired(turns, select, "fifo", cost), bound=1.1))
+            cost = median(measured, lambda turn: turn.cpu_us)
+            report.add({"side": side, "ring": UNROLLS, "CPU µs per unroll": cost})
+        report.add_ratio(cost_ratio(f"{select}_over_fifo", turns, select, "fifo", bound=1.1))
     return report
-
-
-def cost(turn: Turn) -> float:
-    return turn.cpu_us
 
 
 class FilledStore:

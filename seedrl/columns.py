@@ -20,7 +20,7 @@ from torch import Tensor
 from seedrl.actions import Actions
 from seedrl.device import upload
 from seedrl.rows import RESET, TERMINATED, TRUNCATED
-from seedrl.specs import Arrays, ArraySpec, EnvSpec, leaves, tree_map
+from seedrl.specs import Arrays, ArraySpec, EnvSpec, leaves, names, tree_map
 from seedrl.types import ModelInput, ModelOutput, Observation, Recorded, Ticket, Unrolls, stack_frames
 
 Indices = NDArray[np.int64]
@@ -150,6 +150,35 @@ class Columns:
         for column in columns:
             column.index_copy_(0, there, column.index_select(0, here))
 
+    # Whole unrolls, for checkpoints and recordings.
+
+    def read(self, entry: Indices) -> dict[str, Tensor]:
+        """Return everything that finished entries [N] hold, by name, on the host; frames are not stacked."""
+        here = upload(entry, self._device)
+        on_device = {name: column.index_select(0, here) for name, column in self._unrolls().items()}
+        rows = entry[:, np.newaxis] * self.rows + np.arange(self.rows)
+        host = {name: torch.from_numpy(column[rows]) for name, column in self._host._asdict().items()}
+        return {**{name: column.cpu() for name, column in on_device.items()}, **host}
+
+    def write(self, entry: Indices, unrolls: dict[str, Tensor]) -> None:
+        """Write what `read` returned to these entries [N]."""
+        there = upload(entry, self._device)
+        for name, column in self._unrolls().items():
+            column.index_copy_(0, there, unrolls[name].to(self._device))
+        rows = entry[:, np.newaxis] * self.rows + np.arange(self.rows)
+        for name, column in self._host._asdict().items():
+            column[rows] = unrolls[name].numpy()
+
+    def _unrolls(self) -> dict[str, Tensor]:
+        """Return the columns on the device as tensors with a row for each entry."""
+        frames = {
+            f"observation{'.' if name else ''}{name}": column.frames.unflatten(0, (-1, self._frame_rows))
+            for name, column in zip(names(self._frames), leaves(self._frames), strict=True)
+        }
+        rows = {"behavior_logits": self._logits, "behavior_value": self._value}
+        unrolls = {name: column.unflatten(0, (-1, self.rows)) for name, column in rows.items()}
+        return {**frames, **unrolls, "core_state": self._core_state}
+
     def last_versions(self, entry: Indices) -> Indices:
         """Return the policy versions [N] of the last rows of finished entries."""
         return self._host.policy_version[entry * self.rows + self.rows - 1]
@@ -233,6 +262,11 @@ class Frames:
     @property
     def nbytes(self) -> int:
         return self.words.nbytes
+
+    @property
+    def frames(self) -> Tensor:
+        """Return the memory as frames of the environment's shape and type."""
+        return self.words.view(self._dtype).view(-1, *self._spec.shape)
 
     def write(self, frame: Tensor, values: NDArray[Any]) -> None:
         values = np.ascontiguousarray(values).reshape(len(values), -1)

@@ -164,6 +164,9 @@ class StoreConfig:
     max_staleness: int = key(0, "not fifo: updates after which an unroll is dropped; 0 for no limit")
     priority: PriorityConfig = group(PriorityConfig)
     replay_share: float = key(0.5, "mixed: fraction of each train batch that is replayed; the rest is new")
+    checkpoint: bool = key(
+        False, "not fifo: keep the unrolls in the newest checkpoint, so that a resumed run need not collect them again"
+    )
 
 
 @dataclass

@@ -384,6 +384,9 @@ class LearnerState:
     store_unrolls: float = gauge("Finished unrolls waiting to be trained on")
     store_capacity: float = gauge("Finished unrolls that the store can hold")
     store_bytes: float = gauge("Device memory of the store")
+    store_limited: dict[str, float] = gauges(
+        "side", ("learner", "actors"), "1 while the limiter of a replay memory holds this side back"
+    )
     checkpoint_interval_seconds: float = gauge("checkpoint.seconds")
     actor_slowest_round_trip_seconds: float = gauge("Mean round trip of the slowest actor, in its latest report")
     actor_longest_silence_seconds: float = gauge("Longest time since the last message of a connected actor")

@@ -23,10 +23,16 @@ from seedrl.columns import Columns, Indices
 from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, finish
 from seedrl.errors import require
+from seedrl.run.checkpoint import Tensors, with_prefix, without_prefix
 from seedrl.selection.base import Limits, Selector
 from seedrl.sizes import store_capacity
 from seedrl.specs import EnvSpec
 from seedrl.types import Recorded, Ticket, Unrolls
+
+
+def _layout(tensors: Tensors) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    """Return what the tensors of a checkpoint are, whatever number of unrolls they hold."""
+    return {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in tensors.items()}
 
 
 class StoreSizes(NamedTuple):
@@ -171,6 +177,29 @@ class Store:
         with self._changed:
             is_there = self._generation[ticket.entry] == ticket.generation
             self._selector.prefer(ticket.entry[is_there], values[is_there])
+
+    # For checkpoints.
+
+    def tensors(self) -> Tensors:
+        """Return the finished unrolls that the selector keeps, and what it knows of them; the writer waits."""
+        after_serving(self._device)
+        with self._changed:
+            known = {name: torch.from_numpy(array) for name, array in self._selector.arrays().items()}
+            unrolls = self.columns.read(self._selector.known())
+        return {**with_prefix("selector", known), **with_prefix("unrolls", unrolls)}
+
+    def load(self, tensors: Tensors) -> bool:
+        """Restore `tensors` to a store without unrolls; return false if they are not of a store like this one."""
+        unrolls, known = without_prefix("unrolls", tensors), without_prefix("selector", tensors)
+        if _layout(tensors) != _layout(self.tensors()) or len(unrolls["reward"]) > self.capacity:
+            return False
+        with self._changed:
+            entries = np.array([self._free.pop() for _ in range(len(unrolls["reward"]))], np.int64)
+            self.columns.write(entries, unrolls)
+            self._generation[entries] += 1
+            self._selector.load(entries, {name: tensor.numpy() for name, tensor in known.items()})
+        finish(self._device)
+        return True
 
     def blank(self, count: int) -> Unrolls:
         """Return unrolls of zeros and of ends: none of their transitions is valid."""

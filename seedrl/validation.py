@@ -76,6 +76,14 @@ def _check_store(config: LearnerConfig) -> None:
         _check_replay(config)
     else:
         _refuse(config, "min_size", "samples_per_insert", "tolerance", "max_uses", "max_staleness")
+    require(
+        not store.checkpoint or store.select != "fifo",
+        "store.checkpoint=true has no meaning with store.select=fifo, whose unrolls are trained on once",
+    )
+    require(
+        not store.checkpoint or serving_ranks(config) == 1,
+        f"store.checkpoint=true needs one store, not those of ranks.count={config.ranks.count}",
+    )
 
 
 def _refuse(config: LearnerConfig, *settings: str) -> None:

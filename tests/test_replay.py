@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError
+from seedrl.monitoring.overview import replay_words
 from seedrl.selection.base import Limits, Selector
 from seedrl.selection.build import build_selector
 from seedrl.selection.limiter import Limiter
@@ -466,3 +467,8 @@ def test_mixed_holds_actors_back_while_new_unrolls_wait() -> None:
 
 def test_replay_is_built_by_name() -> None:
     assert isinstance(build_selector(replay_config()), Replay)
+
+
+def test_status_tells_which_side_the_limiter_holds_back() -> None:
+    row = {"store_fill": 0.5, "replayed": 3.96, "limit/filling": 0.0, "limit/learner": 0.8, "limit/actors": 0.0}
+    assert replay_words(row) == "replay: store 50% full, 4.0 samples per insert; the learner waits 80% of the time"

@@ -128,4 +128,5 @@ def share_checkpoint(ranks: Ranks, checkpoint: Checkpoint | None) -> Checkpoint 
     state = ranks.broadcast_object(None if checkpoint is None else checkpoint.state)
     if state is None:
         return None
-    return Checkpoint(ranks.broadcast_tensors({} if checkpoint is None else checkpoint.tensors), state)
+    tensors = ranks.broadcast_tensors({} if checkpoint is None else checkpoint.tensors)
+    return Checkpoint(tensors, state, None if checkpoint is None else checkpoint.store)

@@ -20,7 +20,7 @@ from seedrl.models.base import core_size_of
 from seedrl.models.build import build_run_model
 from seedrl.policy import Policy
 from seedrl.roles.peers import Peers
-from seedrl.run.budget import budget_of, check_budget
+from seedrl.run.budget import MIB, budget_of, check_budget, saved_unrolls
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
 from seedrl.run.events import Events
@@ -92,7 +92,8 @@ class Training:
         )
         seed = process.peers.generator_seed(config.seed, process.run_directory.earlier_processes)
         generator = torch.Generator(device).manual_seed(seed)
-        self.resumable = Resumable(self.learner, generator, spec, config.algorithm)
+        kept = self.store if config.store.checkpoint else None
+        self.resumable = Resumable(self.learner, generator, spec, config.algorithm, kept)
         self.loop = TrainingLoop(
             self.store,
             self.learner,
@@ -121,6 +122,7 @@ class Training:
         process.display.say(
             f"learner: {self.algorithm} on {spec}; {parameters:,} parameters on {device}; "
             f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"
+            + (f", of which checkpoints hold {saved_unrolls(config, spec, sizes) / MIB:,.1f} MiB" if kept else "")
         )
 
     def begin(self, checkpoint: Checkpoint | None) -> None:

@@ -60,6 +60,11 @@ def checkpoint_bytes(config: LearnerConfig, model: nn.Module) -> int:
     return _weight_bytes(model) + _averages(config.algorithm) * _parameter_bytes(model)
 
 
+def saved_unrolls(config: LearnerConfig, spec: EnvSpec, sizes: StoreSizes) -> int:
+    """Return the size of the unrolls in a checkpoint, once the store is full; 0 if they are not saved."""
+    return sum(Store.bytes_needed(spec, sizes._replace(slots=0))) if config.store.checkpoint else 0
+
+
 def _weight_bytes(model: nn.Module) -> int:
     return _parameter_bytes(model) + sum(each.nbytes for each in model.buffers())
 

@@ -24,6 +24,7 @@ Priority = NDArray[np.float32]
 Arrays = dict[str, NDArray[Any]]
 
 NONE: Entries = np.empty(0, np.int64)
+FILLING = "store.min_size"  # the setting that holds the learner back until there are enough unrolls
 
 
 class Pick(NamedTuple):

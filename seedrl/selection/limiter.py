@@ -15,7 +15,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from seedrl.selection.base import Limits
+from seedrl.selection.base import FILLING, Limits
+
+RATIO = "store.samples_per_insert"
 
 
 class Limiter:
@@ -58,9 +60,9 @@ class Limiter:
     @property
     def limits(self) -> Limits:
         if not self.is_filled:
-            return Limits(learner="store.min_size")
-        learner = "" if self.may_sample(self._batch_size) else "store.samples_per_insert"
-        return Limits(learner, "" if self.may_insert(1) else "store.samples_per_insert")
+            return Limits(learner=FILLING)
+        learner = "" if self.may_sample(self._batch_size) else RATIO
+        return Limits(learner, "" if self.may_insert(1) else RATIO)
 
     def array(self) -> NDArray[np.float64]:
         """Return what a checkpoint keeps."""

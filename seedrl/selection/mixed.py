@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from seedrl.selection.base import Arrays, Entries, Pick, Priority, Selector
+from seedrl.selection.base import NONE, Arrays, Entries, Pick, Priority, Selector
 from seedrl.selection.ring import Ring
 
 BACKLOG = 2  # train batches of new unrolls that may wait: as many as a queue holds by default
@@ -77,6 +77,8 @@ class Mixed(Selector):
         return min(self._replayed, len(self._ring))
 
     def _take_spare(self) -> Entries:
+        if not self._spare:
+            return NONE
         spare, self._spare = self._spare, []
         return np.array(spare, np.int64)
 

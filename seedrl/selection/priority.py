@@ -17,44 +17,54 @@ from seedrl.selection.ring import Choice
 Mass = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-BLOCK = 64  # leaves
+FANOUT, TOP = 16, 512  # children of a node, and nodes at the top: numpy takes little longer for many than for one
 SMALLEST = 1e-6  # priority: an unroll whose error is zero may still be sampled
 
 
 class SumTree:
-    """Leaves in blocks, and the sum of each block. Owned by its chooser.
+    """Sums of leaves, sums of these sums, and so on, up to some hundreds at the top. Owned by its chooser.
 
-    Two levels are enough, and they are wide: numpy takes about as long for one number as for a thousand. A sum is
-    always computed from its leaves and never changed by a difference, so that no error accumulates and the tree is a
-    function of its leaves.
+    A sum is always computed from its children and never changed by a difference, so that no error accumulates and the
+    tree is a function of its leaves.
     """
 
     def __init__(self, size: int) -> None:
-        self._blocks = np.zeros((-(-size // BLOCK), BLOCK))
-        self._sums = np.zeros(len(self._blocks))
-        self.leaves = self._blocks.reshape(-1)[:size]  # a view
+        widths = [max(1, -(-size // FANOUT))]
+        while widths[-1] > TOP:
+            widths.append(-(-widths[-1] // FANOUT))
+        self._levels = [np.zeros((width, FANOUT)) for width in widths]  # the children of each node; leaves first
+        self._top = np.zeros(widths[-1])
+        self.leaves = self._levels[0].reshape(-1)[:size]  # a view
 
     @property
     def total(self) -> float:
-        return float(self._sums.sum())
+        return float(self._top.sum())
 
     def update(self, places: Places) -> None:
         """Bring the sums of these leaves up to date."""
-        blocks = places // BLOCK
-        self._sums[blocks] = self._blocks[blocks].sum(axis=1)
+        above = [level.reshape(-1) for level in self._levels[1:]] + [self._top]
+        for children, sums in zip(self._levels, above, strict=True):
+            places = places // FANOUT
+            sums[places] = children.take(places, axis=0).sum(axis=1)
 
     def find(self, mass: Mass) -> Places:
         """Return for each mass, from 0 to the total, the leaf at which the running sum of all leaves exceeds it.
 
         Sums of the same leaves in another order differ by rounding, so that a mass may seem to lie beyond the last
-        one; it is moved before it. A leaf without mass is never found.
+        child of a node; it is moved before its end. A leaf without mass is never found.
         """
-        starts = np.concatenate(([0.0], self._sums.cumsum()))
-        block: Places = starts[1:].searchsorted(_below(mass, starts[-1]), side="right")
-        sums = self._blocks[block].cumsum(axis=1)
-        within = _below(mass - starts[block], sums[:, -1])
-        child: Places = (sums > within[:, np.newaxis]).argmax(axis=1)
-        return block * BLOCK + child
+        sums = np.zeros(len(self._top) + 1)
+        self._top.cumsum(out=sums[1:])
+        node: Places = sums[1:].searchsorted(_below(mass, sums[-1]), side="right")
+        mass, rows = mass - sums[node], np.arange(len(mass))
+        for level in reversed(self._levels):
+            sums = np.zeros((len(mass), FANOUT + 1))
+            level.take(node, axis=0).cumsum(axis=1, out=sums[:, 1:])
+            mass = _below(mass, sums[:, -1])
+            child = (sums[:, 1:] > mass[:, np.newaxis]).argmax(axis=1)
+            mass = mass - sums[rows, child]
+            node = node * FANOUT + child
+        return node
 
 
 def _below(mass: Mass, end: Mass) -> Mass:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from seedrl.selection.base import Arrays, Entries, Limits, Pick, Priority, Selector
+from seedrl.selection.base import NONE, Arrays, Entries, Limits, Pick, Priority, Selector
 from seedrl.selection.limiter import Limiter
 from seedrl.selection.ring import Ring
 
@@ -75,6 +75,8 @@ class Replay(Selector):
         return self._updates() - self._max_staleness if self._max_staleness else 0
 
     def _take_spare(self) -> Entries:
+        if not self._spare:
+            return NONE
         spare, self._spare = self._spare, []
         return np.array(spare, np.int64)
 
