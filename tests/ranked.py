@@ -26,10 +26,10 @@ from seedrl.models.build import build_model
 from seedrl.models.mlp import Normalize
 from seedrl.ranks.ending import ending_at_once
 from seedrl.ranks.group import Ranks
-from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Outbox, RemoteLearner
+from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Outbox, Preferences, RemoteLearner
 from seedrl.run.identity import identity
 from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
-from seedrl.types import Unrolls
+from seedrl.types import Ticket, Unrolls
 from tests.builders import LearnerParts, learner_parts, one_step, record, weights
 from tests.fakes import AuxModel, TinyModel, make_spec
 from tests.integration.waiting import DEADLINE
@@ -153,14 +153,32 @@ def poison(parts: LearnerParts, updates: tuple[int, ...]) -> None:
     parts.store.take = taken  # type: ignore[method-assign]
 
 
-SEPARATE = Case(ModelConfig(lstm=6, popart=True, **SMALL), algorithm={"passes": 2, "learning_rate_end": 0.001})
+SEPARATE = {
+    "separate": Case(ModelConfig(lstm=6, popart=True, **SMALL), algorithm={"passes": 2, "learning_rate_end": 0.001}),
+    "separate_dqn": Case(ModelConfig(popart=False, **SMALL), algorithm={"name": "dqn", "minibatches": 3}),
+}
+
+
+class Noted:
+    """The priorities that the store is handed: entries, generations and values."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = [torch.zeros(0, 3)]
+
+    def prefer(self, ticket: Ticket, priority: Tensor) -> None:
+        columns = [torch.from_numpy(ticket.entry), torch.from_numpy(ticket.generation), priority]
+        self._rows.append(torch.stack([column.float() for column in columns], dim=1))
+
+    def all(self) -> Tensor:
+        return torch.cat(self._rows)
 
 
 def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
     """Return what rank 0 serves after every update that rank 1 has made on its unrolls."""
     parts = case.parts(case.share * WORLD)
     batch_size = parts.config.algorithm.batch_size
-    remote = RemoteLearner(ranks, parts.learner.model, parts.metrics)
+    noted = Noted()
+    remote = RemoteLearner(ranks, parts.learner.model, parts.metrics, noted.prefer)
     seen = {}
     for update in range(UPDATES):
         record(parts.store, remote.model, case.spec, batch_size, seed=update, policy_version=parts.policy.version)
@@ -174,22 +192,24 @@ def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
         seen[f"{update}/counted"] = torch.tensor([version, metrics.updates, metrics.unrolls_trained])
         seen[f"{update}/lag"] = torch.tensor([metrics.policy_lag.sum, metrics.learning_rate])
     seen["tensors"] = torch.tensor(len(remote.tensors()))
+    seen["preferred"] = noted.all()
     seen["publish_lags"] = torch.tensor(parts.metrics.publish_lag_seconds.count)
     return seen
 
 
 def train_apart(case: Case, ranks: Ranks) -> None:
     """Train on the unrolls of rank 0, as rank 1 does."""
-    parts = case.parts(case.share * WORLD)
+    preferences, parts = Preferences(), case.parts(case.share * WORLD)
     learner = Learner(
         parts.config,
         parts.learner.model,
         build_algorithm(parts.config.algorithm, Actions(case.spec), parts.learner.model),
         parts.metrics,
         env_steps=lambda: 100 * parts.metrics.updates,
-        prefer=lambda ticket, priority: None,
+        prefer=preferences.prefer,
     )
-    mirrored, inbox = MirroredLearner(ranks, learner, parts.metrics), Inbox(ranks, case.spec, torch.device("cpu"))
+    mirrored = MirroredLearner(ranks, learner, parts.metrics, preferences)
+    inbox = Inbox(ranks, case.spec, torch.device("cpu"))
     for _ in range(UPDATES):
         mirrored.train(inbox.take(parts.config.algorithm.batch_size, timeout=0))
         mirrored.publish(Outbox(ranks))
@@ -198,7 +218,8 @@ def train_apart(case: Case, ranks: Ranks) -> None:
 
 def train_in_one(case: Case) -> dict[str, Tensor]:
     """Return what one process serves after the same updates."""
-    parts = case.parts(case.share * WORLD)
+    parts, noted = case.parts(case.share * WORLD), Noted()
+    parts.learner._prefer = noted.prefer
     seen = {}
     for update in range(UPDATES):
         parts.steps = 100 * update
@@ -210,6 +231,7 @@ def train_in_one(case: Case) -> dict[str, Tensor]:
         seen[f"{update}/counted"] = torch.tensor([parts.policy.version, metrics.updates, metrics.unrolls_trained])
         seen[f"{update}/lag"] = torch.tensor([metrics.policy_lag.sum, metrics.learning_rate])
     seen["tensors"] = torch.tensor(len(parts.learner.tensors()))
+    seen["preferred"] = noted.all()
     return seen
 
 
@@ -247,10 +269,11 @@ def main(out: Path) -> None:
             {key: each.contiguous() for key, each in seen.items()}, out / str(rank) / f"{name}.safetensors"
         )
     safetensors.torch.save_file(receive(ranks), out / str(rank) / "types.safetensors")
-    if rank == SERVING:
-        safetensors.torch.save_file(serve_apart(SEPARATE, ranks), out / "separate.safetensors")
-    else:
-        train_apart(SEPARATE, ranks)
+    for name, case in SEPARATE.items():
+        if rank == SERVING:
+            safetensors.torch.save_file(serve_apart(case, ranks), out / f"{name}.safetensors")
+        else:
+            train_apart(case, ranks)
     ranks.all_gather_object(["finished"])  # so that no rank ends while another one still receives from it
     ranks.leave()
 

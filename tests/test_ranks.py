@@ -34,7 +34,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
         name: [safetensors.torch.load_file(out / str(rank) / f"{name}.safetensors") for rank in range(WORLD)]
         for name in (*CASES, "types")
     }
-    return {**ranked, "separate": [safetensors.torch.load_file(out / "separate.safetensors")]}
+    return {**ranked, **{name: [safetensors.torch.load_file(out / f"{name}.safetensors")] for name in SEPARATE}}
 
 
 @pytest.mark.parametrize("case", EXACT)
@@ -105,9 +105,10 @@ def test_ranks_average_the_weights_that_each_would_have_reached_alone(seen: dict
         torch.testing.assert_close(seen["local"][0][name], mean.to(alone[0][name].dtype), rtol=1e-4, atol=1e-5)
 
 
-def test_ranks_that_serve_and_train_apart_serve_what_one_process_would(seen: dict[str, list[Seen]]) -> None:
-    """To the bit: the same batches, from the same weights, in the same order; versions, lags and schedules, too."""
-    (apart,), alone = seen["separate"], train_in_one(SEPARATE)
+@pytest.mark.parametrize("case", SEPARATE)
+def test_ranks_that_serve_and_train_apart_serve_what_one_process_would(case: str, seen: dict[str, list[Seen]]) -> None:
+    """To the bit: the same batches, from the same weights, in the same order; versions, lags and priorities, too."""
+    (apart,), alone = seen[case], train_in_one(SEPARATE[case])
     assert int(apart.pop("publish_lags")) == UPDATES - 1  # each is told with the next update
     assert apart.keys() == alone.keys()
     assert [name for name in alone if not torch.equal(apart[name], alone[name])] == []

@@ -103,7 +103,7 @@ class RankPeers:
         prefer: Callable[[Ticket, Tensor], None],
     ) -> Learner | RemoteLearner:
         if config.ranks.separate:
-            return RemoteLearner(self._ranks, model, metrics)
+            return RemoteLearner(self._ranks, model, metrics, prefer)
         networks = networks_of(algorithm)
         self._ranks.broadcast(networks.state_dict().values())
         averager = RankAverager(self._ranks, model, networks, config.ranks.sync_every)
