@@ -61,6 +61,7 @@ class Columns:
     ) -> None:
         self.rows = unroll_length + 1  # of an unroll
         self.frame_stack = frame_stack
+        self.core_size = core_size
         self.overlap = overlap  # rows that consecutive unrolls of a slot share
         self._frame_rows = frame_stack - 1 + self.rows
         self._device = device

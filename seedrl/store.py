@@ -77,10 +77,12 @@ class Store:
         device: torch.device,
         on_free: Callable[[], None] = lambda: None,
         priority_of: Callable[[Recorded], Tensor] | None = None,
+        record: Callable[[Tensors], None] | None = None,
     ) -> None:
         """`on_free` is called by the thread that has taken unrolls, when entries may be free.
 
-        `priority_of` returns the priorities [B] of unrolls that have just been finished, in the writer's thread.
+        `priority_of` returns the priorities [B] of unrolls that have just been finished, and `record` gets copies of
+        them, both in the writer's thread.
         """
         require(
             2 * sizes.overlap <= sizes.unroll_length + 1,
@@ -92,6 +94,7 @@ class Store:
         self._device = device
         self._on_free = on_free
         self._priority_of = priority_of
+        self._record = record
         self._selector = selector
         self._generation = np.zeros(entries, np.int64)  # unrolls that each entry has held
         self._free = list(range(sizes.slots, entries))
@@ -134,6 +137,8 @@ class Store:
         priority = None
         if self._priority_of is not None:
             priority = self._priority_of(self.columns.recorded(entries)).float().cpu().numpy()
+        if self._record is not None:
+            self._record(self.columns.read(entries))
         with self._changed:
             self._generation[entries] += 1
             self._selector.add(entries, versions, priority)
