@@ -14,7 +14,7 @@ from seedrl.algorithms.settings import described
 from seedrl.algorithms.signs import signs_of
 from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, own_stream
-from seedrl.errors import ConfigError, Diverged, RunDirectoryError
+from seedrl.errors import ConfigError, Diverged, InvalidMessage, RunDirectoryError
 from seedrl.learning.loop import Rounds, Source, TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
@@ -230,7 +230,9 @@ class Training:
     def _diverged(self, skipped: int) -> Diverged:
         is_first = self._process.peers.identity.is_first
         outlook = self._process.saver.roll_back() if is_first else "rank 0 reports where the run resumes"
+        invalid = self._process.serving.sessions_evicted[InvalidMessage.reason]
+        hint = f"; {invalid} sessions were ended for invalid messages: an environment may be broken" if invalid else ""
         return Diverged(
             f"the loss or the gradient of {skipped} updates in a row was not finite; "
-            f"{outlook}; lower algorithm.learning_rate or algorithm.max_grad_norm if that happens again"
+            f"{outlook}; lower algorithm.learning_rate or algorithm.max_grad_norm if that happens again{hint}"
         )
