@@ -29,6 +29,11 @@ class Device(Enum):
     cuda = "cuda"
 
 
+class StoreDevice(Enum):
+    auto = "auto"
+    host = "host"
+
+
 class Engine(Enum):
     """The engine that starts and restarts the processes of a run."""
 
@@ -157,6 +162,11 @@ class StoreConfig:
     replay_share: float = key(0.5, "mixed: fraction of each train batch that is replayed; the rest is new")
     checkpoint: bool = key(
         False, "not fifo: keep the unrolls in the newest checkpoint, so that a resumed run need not collect them again"
+    )
+    device: StoreDevice = key(
+        StoreDevice.auto,
+        "auto (on the learner's device) | host (in its main memory, for stores that do not fit an accelerator; "
+        "observations are uploaded once more for training)",
     )
     dump: str = key("", "directory to record all finished unrolls in, for source=DIR of other runs; empty for none")
     dump_gb: float = key(10.0, "recorded unrolls to keep, in GiB; the oldest are deleted")

@@ -12,7 +12,7 @@ from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.settings import described
 from seedrl.algorithms.signs import signs_of
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, StoreDevice
 from seedrl.device import after_serving, own_stream
 from seedrl.errors import ConfigError, Diverged, InvalidMessage, RunDirectoryError
 from seedrl.learning.loop import Rounds, Source, TrainingLoop
@@ -24,7 +24,7 @@ from seedrl.recordings.files import Content, Recording
 from seedrl.recordings.recorder import UnrollRecorder
 from seedrl.recordings.source import RecordedUnrolls
 from seedrl.roles.peers import Peers
-from seedrl.run.budget import MIB, budget_of, check_budget, saved_unrolls
+from seedrl.run.budget import HOST, MIB, budget_of, check_budget, saved_unrolls
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
 from seedrl.run.events import Events
@@ -87,6 +87,7 @@ class Training:
             on_free=inference.wake,
             priority_of=getattr(algorithm, "initial_priority", None) if config.store.select == "priority" else None,
             record=self.recorder.record if self.recorder is not None else None,
+            memory=HOST if config.store.device is StoreDevice.host else device,
         )
         self.policy = Policy(model, version=0)
         self.learner = process.peers.learner(
