@@ -56,7 +56,7 @@ proto: $(DEV) ## generate seedrl/v1 from proto/
 dashboards: $(TRAINING) ## make the Grafana dashboard and the Prometheus console from seedrl/monitoring/panels.py
 	$(BIN)/python -m seedrl.monitoring.dashboards conf/observability
 
-tools: ## install Prometheus, Chromium, Qt, zsh and iptables, which some tests use, if this is Debian or Ubuntu and we are root
+tools: ## install Prometheus, Chromium, Qt, zsh, Node.js and iptables, which some tests use, if this is Debian or Ubuntu and we are root
 	@bash .ci/tools
 
 reference: $(TRAINING) ## write docs/metrics.md from the declarations

@@ -30,7 +30,7 @@ class Stepping:
     """One group of environments after the other, always with the same action."""
 
     def __init__(self, env_id: str, options: dict[str, int], num_envs: int, threads: int, groups: int) -> None:
-        job = Welcome(1, env_id, options, [], num_envs, num_envs // groups, seed=1)
+        job = Welcome(1, env_id, options, num_envs, num_envs // groups, seed=1)
         self._pool = EnvPool(job, threads)
         for _ in range(4 * groups):  # the first steps are resets
             self.step()

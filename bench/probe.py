@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from envs_server.actor import Actor
 from envs_server.mock import MockPool
+from envs_server.pool import Pool
 from seedrl.rows import Rows
+from seedrl.specs import Arrays
 from seedrl.wire.messages import Welcome
 
 WARM_UP = 1.0
@@ -36,7 +38,7 @@ class TimedPool(MockPool):
         self._left_at[group] = time.perf_counter()
         return rows
 
-    def send(self, action: NDArray[np.int32], env_id: NDArray[np.int32]) -> None:
+    def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
         group, now = int(env_id[0]), time.perf_counter()
         self.waits.append(now - self._left_at[group])
         self._ready_at[group] = now + self._pause
@@ -46,7 +48,7 @@ class TimedPool(MockPool):
 def main(address: str, seconds: float, pause: float) -> None:
     pools: list[TimedPool] = []
 
-    def make(job: Welcome, _: int) -> TimedPool:
+    def make(job: Welcome, _: int) -> Pool:
         pools.append(TimedPool(job, pause))
         return pools[-1]
 

@@ -67,8 +67,8 @@ def compare_sizes(report: Report, config: BenchConfig) -> None:
         turn = service(config.seconds, actors=actors)
         report.add(_row("service", actors, actors * 2 * ROWS, [turn]))
     turns = interleave({"1": partial(service, config.seconds), "32": partial(service, config.seconds, actors=32)}, few)
-    for actors, side in turns.items():
-        report.add(_row("service", int(actors), int(actors) * 2 * ROWS, side))
+    for name, side in turns.items():
+        report.add(_row("service", int(name), int(name) * 2 * ROWS, side))
     report.add_ratio(cost_ratio("actors32_over_1", turns, "32", "1", bound=1.3))
 
     memory: dict[str, int] = {}

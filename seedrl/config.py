@@ -29,6 +29,11 @@ class Device(Enum):
     cuda = "cuda"
 
 
+class StoreDevice(Enum):
+    auto = "auto"
+    host = "host"
+
+
 class Engine(Enum):
     """The engine that starts and restarts the processes of a run."""
 
@@ -167,6 +172,13 @@ class StoreConfig:
     checkpoint: bool = key(
         False, "not fifo: keep the unrolls in the newest checkpoint, so that a resumed run need not collect them again"
     )
+    device: StoreDevice = key(
+        StoreDevice.auto,
+        "auto (on the learner's device) | host (in its main memory, for stores that do not fit an accelerator; "
+        "observations are uploaded once more for training)",
+    )
+    dump: str = key("", "directory to record all finished unrolls in, for source=DIR of other runs; empty for none")
+    dump_gb: float = key(10.0, "recorded unrolls to keep, in GiB; the oldest are deleted")
 
 
 @dataclass
@@ -260,6 +272,7 @@ class LearnerConfig:
     socket: str = key("", "unix:PATH to listen on as well, without TLS; `seedrl run` uses one for its own actors")
     run_dir: str = key("", "run directory; an existing one is resumed; empty for runs/<env>/<time>")
     max_restarts: int = key(5, "restarts of a crashed learner within ten minutes before `seedrl run` gives up")
+    source: str = key("", "directory of recorded unrolls (store.dump) to train on without actors; empty for actors")
     init_from: str = key("", "run or checkpoint directory to load the initial weights from")
     callbacks: list[str] = key([], "your.module:Class of code that follows the run; see docs/algorithms.md")
     callback_options: dict[str, Any] = key({}, "keyword arguments of these classes, by name, e.g. {Class: {key: 1}}")

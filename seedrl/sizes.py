@@ -29,6 +29,11 @@ def is_replay(config: LearnerConfig) -> bool:
     return config.store.select in SELECTORS and config.store.select != "fifo"
 
 
+def actor_count(config: LearnerConfig) -> int:
+    """Return how many actors `seedrl run` starts at first: none if recorded unrolls are the source."""
+    return 0 if config.source else config.actors.count
+
+
 def store_capacity(config: LearnerConfig) -> int:
     """Return how many finished unrolls the store keeps."""
     return config.store.capacity or (64 if is_replay(config) else 2) * config.algorithm.batch_size

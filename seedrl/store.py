@@ -55,8 +55,9 @@ class StoreSizes(NamedTuple):
             overlap=overlap,
         )
 
-    def columns(self, spec: EnvSpec, entries: int, device: torch.device) -> Columns:
-        return Columns(spec, entries, self.unroll_length, self.frame_stack, self.core_size, self.overlap, device)
+    def columns(self, spec: EnvSpec, entries: int, device: torch.device, memory: torch.device | None = None) -> Columns:
+        lengths = (self.unroll_length, self.frame_stack, self.core_size, self.overlap)
+        return Columns(spec, entries, *lengths, device, memory)
 
 
 class StoreBytes(NamedTuple):
@@ -77,10 +78,13 @@ class Store:
         device: torch.device,
         on_free: Callable[[], None] = lambda: None,
         priority_of: Callable[[Recorded], Tensor] | None = None,
+        record: Callable[[Tensors], None] | None = None,
+        memory: torch.device | None = None,
     ) -> None:
         """`on_free` is called by the thread that has taken unrolls, when entries may be free.
 
-        `priority_of` returns the priorities [B] of unrolls that have just been finished, in the writer's thread.
+        `priority_of` returns the priorities [B] of unrolls that have just been finished, and `record` gets copies of
+        them, both in the writer's thread. `memory` is where unrolls are kept, if not on the device.
         """
         require(
             2 * sizes.overlap <= sizes.unroll_length + 1,
@@ -88,10 +92,11 @@ class Store:
         )
         self.capacity = sizes.capacity
         entries = sizes.slots + sizes.capacity
-        self.columns = sizes.columns(spec, entries, device)
+        self.columns = sizes.columns(spec, entries, device, memory)
         self._device = device
         self._on_free = on_free
         self._priority_of = priority_of
+        self._record = record
         self._selector = selector
         self._generation = np.zeros(entries, np.int64)  # unrolls that each entry has held
         self._free = list(range(sizes.slots, entries))
@@ -134,6 +139,8 @@ class Store:
         priority = None
         if self._priority_of is not None:
             priority = self._priority_of(self.columns.recorded(entries)).float().cpu().numpy()
+        if self._record is not None:
+            self._record(self.columns.read(entries))
         with self._changed:
             self._generation[entries] += 1
             self._selector.add(entries, versions, priority)

@@ -34,6 +34,7 @@ def check(config: LearnerConfig) -> None:
     """Refuse settings of a learner that cannot work."""
     _check_algorithm(config)
     _check_store(config)
+    _check_source(config)
     _check_exploration(config)
     _check_run(config)
     _check_serving(config)
@@ -84,6 +85,15 @@ def _check_store(config: LearnerConfig) -> None:
         not store.checkpoint or serving_ranks(config) == 1,
         f"store.checkpoint=true needs one store, not those of ranks.count={config.ranks.count}",
     )
+
+
+def _check_source(config: LearnerConfig) -> None:
+    require(config.store.dump_gb > 0, f"store.dump_gb={config.store.dump_gb} must be positive")
+    if not config.source:
+        return
+    require(not config.store.dump, f"source={config.source} brings nothing new to record: remove store.dump")
+    for setting, value in (("ranks.count", config.ranks.count), ("actors.at_most", config.actors.at_most)):
+        require(value <= 1, f"source={config.source} trains in one process and without actors, not {setting}={value}")
 
 
 def _refuse(config: LearnerConfig, *settings: str) -> None:
@@ -290,6 +300,10 @@ def check_job(config: RunConfig) -> None:
     """Refuse a job that its engine could not run on any machines."""
     check(config)
     check_placement(config)
+    require(
+        not config.source or config.launch.engine is Engine.local,
+        f"source={config.source} trains on this machine: launch.engine={config.launch.engine.name} is not supported",
+    )
     if config.launch.engine is Engine.ray:
         _check_on_ray(config)
     else:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, StoreDevice
 from seedrl.errors import ConfigError, Mismatch
 from seedrl.models.base import core_size_of
 from seedrl.policy import Policy
@@ -64,6 +64,15 @@ def test_budget_of_a_ring_too_large_for_any_machine_is_refused_before_anything_i
     config.store.select, config.store.capacity = "uniform", 10**12
     with pytest.raises(Mismatch, match=r"the store for .* does not fit: the learner needs .* store.capacity"):
         check_store(config, CPU, make_spec((2,)))
+
+
+def test_budget_of_a_store_in_main_memory_takes_nothing_of_the_device() -> None:
+    config, spec, model = LearnerConfig(), make_spec((50,)), TinyModel(make_spec((50,)))
+    there = budget_of(config, spec, model, 0)
+    config.store.device = StoreDevice.host
+    here = budget_of(config, spec, model, 0)
+    assert (here.store, here.host) == (0, there.store + there.host)
+    assert here.total == there.total
 
 
 def test_budget_beside_an_accelerator_has_to_fit_the_device_and_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

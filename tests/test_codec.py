@@ -1,6 +1,7 @@
 """Messages survive the wire, and nothing a peer sends gets past `decode_*` unchecked."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,14 @@ def make_rows(n: int = 3, spec: EnvSpec = SPEC) -> Rows:
 
 def make_ready(shape: Any = (2,), dtype: str = "uint8", choices: Any = (3,)) -> pb.Ready:
     return pb.Ready(observation=[pb.Array(shape=shape, dtype=dtype)], action=[pb.Action(choices=choices)])
+
+
+def leaf(name: str = "", shape: Any = (), dtype: str = "uint8") -> pb.Array:
+    return pb.Array(name=name, shape=shape, dtype=dtype)
+
+
+def ready_of(*observation: pb.Array, action: pb.Action | None = None) -> pb.Ready:
+    return pb.Ready(observation=observation, action=[action or pb.Action(choices=[3])])
 
 
 def make_step(n: int = 3, **changes: Any) -> StepParts:
@@ -287,11 +296,47 @@ def test_decode_step_numbers_at_the_bounds_are_accepted(dtype: str) -> None:
             "action.choices",
         ),
         (pb.Ready(), "observation"),
+        (ready_of(*(leaf(f"{number:02}") for number in range(65))), "observation"),
+        (ready_of(leaf("b"), leaf("a")), "observation.name"),
+        (ready_of(leaf("a"), leaf("a")), "observation.name"),
+        (ready_of(leaf("\U00010000"), leaf("\uff5e")), "observation.name"),
+        (ready_of(leaf(129 * "x")), "observation.name"),
+        (ready_of(leaf(""), leaf("a")), "observation.name"),
+        (ready_of(leaf("a\n")), "observation.name"),
+        (make_ready(choices=[65_537]), "action.choices"),
+        (ready_of(leaf("x"), action=pb.Action(shape=[2], choices=[65_535, 2])), "action"),
+        (ready_of(leaf("action_mask", [2])), "observation.action_mask"),
+        (ready_of(leaf("action_mask", [3], "float32")), "observation.action_mask"),
+        (ready_of(leaf("a/action_mask", [4]), leaf("action_mask", [3])), "observation.action_mask"),
     ],
 )
 def test_decode_ready_malformed_names_field(ready: pb.Ready, field: str) -> None:
-    with pytest.raises(InvalidMessage, match=rf"^{field}: expected .*, saw "):
+    with pytest.raises(InvalidMessage, match=rf"^{re.escape(field)}: expected .*, saw "):
         decode_spaces(ready)
+
+
+@pytest.mark.parametrize(
+    "ready",
+    [
+        ready_of(*(leaf(f"{number:02}") for number in range(64))),
+        ready_of(leaf(128 * "x")),
+        ready_of(leaf("\uff5e"), leaf("\U00010000")),  # by code points; JavaScript would have them the other way round
+        make_ready(choices=[65_536]),
+        ready_of(leaf("x"), action=pb.Action(shape=[32_768], low=[0.0] * 32_768, high=[1.0] * 32_768)),
+        ready_of(leaf("action_mask", [3], "bool")),
+        ready_of(leaf("action_mask", [3]), leaf("b/action_mask", [7], "float32")),  # only the first is the mask
+    ],
+)
+def test_decode_ready_at_the_limits_is_accepted(ready: pb.Ready) -> None:
+    spec = decode_spaces(ready)
+    assert spec.mask in (None, "action_mask")
+
+
+def test_decode_ready_with_too_many_continuous_entries_says_how_they_count() -> None:
+    count = 32_768
+    actions = [pb.Action(name="a", choices=[2]), pb.Action(name="b", shape=[count], low=count * [0], high=count * [1])]
+    with pytest.raises(InvalidMessage, match=r"a continuous entry counted as two, saw 2 choices and 32768 continuous"):
+        decode_spaces(pb.Ready(observation=[leaf()], action=actions))
 
 
 @pytest.mark.parametrize(

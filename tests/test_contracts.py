@@ -24,14 +24,18 @@ from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from envs_server.session import MOVE_SECONDS
 from seedrl.commandline.checking import checked
 from seedrl.commandline.line import read
 from seedrl.commandline.main import register_schemas, vocabulary
 from seedrl.commandline.settings import conf_directory, settings_of
 from seedrl.commands import COMMANDS
-from seedrl.config import LearnerConfig
+from seedrl.config import ActorConfig, LearnerConfig
+from seedrl.serving import protocol, quarantine
+from seedrl.serving.sessions import session_seed
 from seedrl.v1 import inference_pb2
 from seedrl.validation import check
+from seedrl.wire import channel, codec, framing, memory, messages, spaces
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -53,7 +57,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("seedrl.algorithms", "seedrl.run.checkpoint"),
     ),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
-    ("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.roles", "seedrl.launching", "seedrl.trained"),
+    (
+        *("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.recordings", "seedrl.roles", "seedrl.launching"),
+        "seedrl.trained",
+    ),
     ("seedrl", "seedrl.commandline", "seedrl.commands", "seedrl.job", "seedrl.job_handle"),
     ("seedrl.__main__", "envs_server.__main__"),
 )
@@ -80,6 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.run.budget",
         "seedrl.run.checkpoint",
         "seedrl.run.snapshot",
+        "seedrl.recordings",
         "seedrl.roles",
         "seedrl.trained",
     },
@@ -102,7 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optuna": {"seedrl.commandline.search"},
     "yaml": {"seedrl.run.directory", "seedrl.launching.kubernetes", "seedrl.trained.card"},
     "rich": {"seedrl.run.progress", "seedrl.monitoring.overview"},
-    "safetensors": {"seedrl.run.checkpoint"},
+    "safetensors": {"seedrl.run.checkpoint", "seedrl.recordings.files"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
     "cryptography": {"seedrl.wire.certificates"},
     "matplotlib": {"seedrl.monitoring.plots"},
@@ -353,6 +361,59 @@ def test_proto_answers_have_no_field_that_could_hold_weights() -> None:
         "Act.action",
         "Env.wrappers",
     }
+
+
+def stated_limits() -> list[str]:
+    """What the comments of the proto say of numbers, made from the numbers that the code has."""
+    serving, longest_name = LearnerConfig().serving, codec.MAX_NAME
+    observation, reward = (re.sub(r"e\+0*", "e", f"{most:g}") for most in (serving.max_observation, serving.max_reward))
+    streams = dict(channel.server_options())["grpc.max_concurrent_streams"]
+    choices, seconds = spaces.MAX_CHOICES, f"{quarantine.SECONDS:g} seconds"
+    patience = f"{messages.PING_PATIENCE:g} seconds"
+    seed_bits = max(session_seed(1, 0, number) for number in range(100)).bit_length()
+    assert protocol.MOVE_SECONDS == MOVE_SECONDS  # of the actor
+    return [
+        f"no sooner than {seconds} after that",
+        f"Hello must come within {protocol.HELLO_SECONDS:g} seconds of connecting",
+        f"Ready within {protocol.READY_SECONDS:g} seconds of Welcome",
+        f"serving.max_silence seconds ({serving.max_silence:g} unless set)",
+        f"neither waits longer than {protocol.MOVE_SECONDS:g} seconds",
+        f"one that counts {messages.MAX_REDIRECTS} is served",
+        f"cannot follow redirects counts {messages.MAX_REDIRECTS} from the start",
+        f"A message has at most {messages.MAX_MESSAGE_BYTES / 2**20:g} MiB",
+        f"A Hello or a Report has at most {framing.MAX_BYTES / 1024:g} KiB",
+        f"a Ready {framing.MAX_READY_BYTES / 1024:g} KiB",
+        f"A Step above {framing.MAX_BYTES / 1024:g} KiB",
+        f"An observation and an action have at most {framing.MAX_LEAVES} leaves each",
+        f"a leaf at most {spaces.MAX_RANK} dimensions",
+        f"One connection carries at most {streams} streams",
+        f"serving.max_observation of the learner ({observation} unless set)",
+        f"serving.max_reward ({reward} unless set)",
+        f"sends an HTTP/2 ping every {channel.SERVER_PING_MS / 1000:g} seconds",
+        f"has not answered one for {patience}",
+        f"step environments for less than {patience}",
+        f"at least {channel.SHORTEST_PING_MS / 1000:g} second apart",
+        f"the current version is {messages.PROTOCOL_VERSION}.",
+        f"only {longest_name} characters are kept",
+        f"the user id, at most {codec.MAX_HOST} characters",
+        f"new with every process, at most {codec.MAX_INSTANCE} characters",
+        f"Only {codec.MAX_REASON} characters are kept",
+        f"The seed of this session's environments, below 2^{seed_bits}:",
+        f"if the observation is a plain array, which is then its only leaf; else 1 to {longest_name} printable",
+        f"if the action is a plain array, which is then its only leaf; else 1 to {longest_name} printable",
+        f"which are integers, at most {choices};",
+        f"at most {choices} for all leaves together",
+        f"at most {choices // 2} such entries",
+        f"take at least {memory.WORTH_BYTES / 1024:g} KiB",
+        f"seedrl's own: {ActorConfig().patience:g} seconds",
+    ]
+
+
+def test_proto_states_the_numbers_that_the_code_has() -> None:
+    """Clients are written from the proto alone. One of its limits used to be wrong by four orders of magnitude."""
+    lines = (ROOT / "proto/seedrl/v1/inference.proto").read_text().splitlines()
+    text = " ".join(line.strip().removeprefix("//").strip() for line in lines)
+    assert [words for words in stated_limits() if text.count(words) != 1] == []
 
 
 # Settings
@@ -657,3 +718,17 @@ def run(*command: str, cwd: Path = ROOT) -> str:
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def test_tour_names_tests_that_exist() -> None:
+    rooms = {"T": ROOT / "tests", "I": ROOT / "tests/integration", "C": ROOT / "tests/chaos"}
+    tour = (ROOT / "tests/tour.md").read_text()
+    named = re.findall(r"\b([TIC])/(test_\w+)((?:(?:, )?::test_\w+(?:\[[^]]*\])?…?)*)", tour)
+    assert len(named) > 100
+    missing = []
+    for room, file, tests in named:
+        text = (rooms[room] / f"{file}.py").read_text()
+        for test, is_cut in re.findall(r"::(test_\w+)(…?)", tests):
+            if f"def {test}{'' if is_cut else '('}" not in text:
+                missing.append(f"{room}/{file}::{test}")
+    assert missing == []

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from envs_server.pool import EnvPool
 from seedrl.actions import Actions
+from seedrl.algorithms.settings import AlgorithmConfig
+from seedrl.algorithms.transitions import transitions
 from seedrl.config import ModelConfig
 from seedrl.models.build import build_model
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
@@ -293,6 +295,21 @@ def test_run_flags_are_recorded_where_they_came() -> None:
     assert unrolls.inputs.reset[:, 0].tolist() == [True, False, True, False, True]
     assert unrolls.terminated[:, 0].tolist() == [False, True, False, False, False]
     assert unrolls.truncated[:, 0].tolist() == [False, False, False, True, False]
+
+
+def test_run_row_with_both_ends_is_trained_on_as_terminated() -> None:
+    """The proto says so: nothing is bootstrapped from the value of its observation, and the next row has RESET."""
+    rig = Rig(make_spec(), slots=1, unroll_length=4)
+    session = rig.join([0])
+    for flags in (RESET, TERMINATED | TRUNCATED, RESET, TRUNCATED, RESET):
+        rig.run(rig.request(session, make_rows(np.zeros((1, 2), np.float32), flags)))
+    unrolls = rig.store.take(1, timeout=0)
+    assert unrolls is not None
+    step = transitions(unrolls, AlgorithmConfig())
+    discount = AlgorithmConfig().discount
+    assert step.discount_tp1[:, 0].tolist() == pytest.approx([0.0, discount, discount, discount])
+    assert step.valid_t[:, 0].tolist() == [True, False, True, False]
+    assert rig.metrics.episodes == 2
 
 
 # Answers.

@@ -140,6 +140,19 @@ def test_decode_step_copies_floats_before_it_checks_them() -> None:
     memory.close()
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float16", "float32", "float64"])
+def test_decode_step_copies_numbers_that_it_compares_with_the_bound(dtype: str) -> None:
+    """The peer can write to the memory at any time, so a number that was checked where it lies may be absurd later."""
+    spec = make_spec(shape=(4,), dtype=dtype)
+    memory = OfferedBuffers(1, 64)
+    rows = codec.decode_step(step_in(1), spec, 4, memory, codec.Bounds(observation=100.0))
+    memory.bytes(1, np.dtype(dtype).itemsize)[:] = np.array(1000, dtype).tobytes()
+    assert not rows.observation.any()
+    with pytest.raises(InvalidMessage, match=r"^observation: expected numbers between -100 and 100, saw one of"):
+        codec.decode_step(step_in(1), spec, 4, memory, codec.Bounds(observation=100.0))
+    memory.close()
+
+
 @pytest.mark.parametrize(
     ("step", "complaint"),
     [

@@ -441,6 +441,42 @@ def test_masked_model_never_gives_a_forbidden_choice_a_chance() -> None:
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+def test_masked_model_draws_uniformly_where_nothing_is_allowed() -> None:
+    """The proto says so. Nothing of such a row may be infinite: it is trained on, and may explore."""
+    spec = EnvSpec({"action_mask": ArraySpec((3,), "int8"), "state": ArraySpec((2,), "float32")}, discrete(3))
+    model, actions = build_model(ModelConfig(), spec, seed=1), Actions(spec)
+    mask = torch.tensor([[[0, 0, 0]], [[1, 0, 1]]], dtype=torch.int8)
+    observation = {"action_mask": mask, "state": torch.randn(2, 1, 2)}
+    inputs = ModelInput(observation, torch.zeros(2, 1), torch.zeros(2, 1).long(), torch.zeros(2, 1).bool())
+    logits = model(inputs, torch.zeros(1, 0))[0].logits
+    torch.testing.assert_close(logits[0, 0].softmax(-1), torch.full((3,), 1 / 3))
+    for temperature, epsilon in ((1.0, 0.0), (0.0, 0.0), (2.0, 0.5), (1.0, 1.0)):
+        explored = actions.explored(logits[0], torch.tensor([temperature]), torch.tensor([epsilon]))
+        torch.testing.assert_close(explored[0].softmax(-1), torch.full((3,), 1 / 3))
+    (actions.entropy(logits) + actions.log_prob(logits, torch.tensor([[1], [2]]))).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert gradients
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_masked_model_with_several_masks_obeys_the_first_and_sees_the_others() -> None:
+    first, second = "a/action_mask", "b/action_mask"
+    spec = EnvSpec({first: ArraySpec((3,), "int8"), second: ArraySpec((3,), "int8")}, discrete(3))
+    model = build_model(ModelConfig(), spec, seed=1)
+
+    def logits(mask: list[int], other: list[int]) -> Tensor:
+        observation = {
+            name: torch.tensor([[value]], dtype=torch.int8) for name, value in ((first, mask), (second, other))
+        }
+        inputs = ModelInput(observation, torch.zeros(1, 1), torch.zeros(1, 1).long(), torch.zeros(1, 1).bool())
+        found: Tensor = model(inputs, torch.zeros(1, 0))[0].logits[0, 0]
+        return found
+
+    assert spec.mask == first
+    assert (logits([1, 0, 1], [0, 1, 0]).softmax(-1) > 0).tolist() == [True, False, True]
+    assert not torch.equal(logits([1, 1, 1], [0, 1, 0]), logits([1, 1, 1], [1, 1, 1]))
+
+
 def test_model_of_a_dict_joins_what_each_network_makes_of_its_leaf() -> None:
     spec = EnvSpec(
         {"goal": ArraySpec((), "int64", values=4), "image": ArraySpec((7, 7, 3), "uint8")},

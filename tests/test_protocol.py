@@ -12,14 +12,17 @@ from seedrl.errors import InvalidMessage, NoCapacity, Refused, Superseded, TooLa
 from seedrl.metrics import ServingMetrics
 from seedrl.rows import RESET
 from seedrl.serving import protocol as rules
-from seedrl.serving.balance import Balance
+from seedrl.serving import quarantine
+from seedrl.serving.balance import OVERLOAD_SECONDS, Balance, LearnerEndpoint
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.protocol import SessionProtocol
+from seedrl.serving.quarantine import Quarantine
 from seedrl.serving.refusals import LINES
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import Request, Session, SessionTable
 from seedrl.wire import codec
 from seedrl.wire.messages import (
+    MAX_REDIRECTS,
     Act,
     ActorMessage,
     Command,
@@ -32,7 +35,7 @@ from seedrl.wire.messages import (
     StepParts,
     Welcome,
 )
-from tests.fakes import make_spec
+from tests.fakes import FakeClock, make_spec
 from tests.integration.waiting import DEADLINE
 from tests.rig import make_rows
 
@@ -85,7 +88,8 @@ class Endpoint:
         self.metrics = ServingMetrics()
         self.batcher: Batcher[Request] = Batcher(max_rows=64, min_rows=1, max_wait=0.0)
         self.sessions = SessionTable(config, lambda session: session, planned_seats(config), on_leave=self.left.append)
-        self.balance = Balance(self.sessions)
+        self.clock = FakeClock()  # of the balance
+        self.balance = Balance(self.sessions, clock=self.clock)
         self.protocol = SessionProtocol(
             config, self.sessions, self.balance, self.batcher, self.metrics, self.said.append
         )
@@ -413,6 +417,134 @@ def test_control_reaches_the_sessions_that_it_names() -> None:
         await asyncio.gather(*sessions)
 
     run(test())
+
+
+# Moving.
+
+
+class MovableEndpoint(Endpoint):
+    """An endpoint that is full while another one is empty."""
+
+    async def joined(self, *hellos: Hello) -> "list[tuple[FakeStream, asyncio.Task[None]]]":
+        found = []
+        for hello in hellos:
+            stream = FakeStream(hello, Ready(SPEC))
+            found.append((stream, self.serve(stream)))
+            await eventually(lambda: len(self.said) == len(found))
+        self.see()
+        return found
+
+    def see(self) -> None:
+        self.balance.address = "here:1"
+        self.balance.see([self.balance.own(), LearnerEndpoint("there:1", 1000, 1000, 0.0, True)])
+
+    def is_overloaded_for(self, seconds: float) -> None:
+        for _ in range(2):
+            self.see()
+            self.protocol.move_one_if_overloaded()
+            self.clock.advance(seconds)
+
+
+MOVED = Control(Command.REDIRECT, "this endpoint has too many actors", "there:1")
+
+
+def test_balancing_moves_the_newest_session_that_follows_redirects() -> None:
+    """Rule 12: a client that counts three redirects is never redirected."""
+
+    async def test() -> None:
+        endpoint = MovableEndpoint()
+        follows, stays = await endpoint.joined(Hello("follows"), Hello("stays", redirects=MAX_REDIRECTS))
+        endpoint.is_overloaded_for(OVERLOAD_SECONDS)
+        await eventually(lambda: MOVED in follows[0].written)
+        assert [session.name for session in endpoint.sessions.open.values()] == ["stays"]
+        endpoint.is_overloaded_for(OVERLOAD_SECONDS)
+        assert endpoint.metrics.sessions_redirected["rebalance"] == 1
+        for stream, session in (follows, stays):
+            stream.end()
+            await session
+        assert MOVED not in stays[0].written
+
+    run(test())
+
+
+@pytest.mark.parametrize("actor", ["stays", ""])
+def test_control_move_of_a_session_that_does_not_follow_redirects_is_refused_in_words(actor: str) -> None:
+    async def test() -> None:
+        endpoint = MovableEndpoint()
+        follows, stays = await endpoint.joined(Hello("follows"), Hello("stays", redirects=MAX_REDIRECTS))
+        order = ControlRequest(actor, command=Command.REDIRECT, open=None if actor else False)
+        with pytest.raises(InvalidMessage, match=r"^move: expected actors that follow redirects, saw stays with 3 in"):
+            endpoint.protocol.control(order, "fake:2")
+        assert len(endpoint.sessions.open) == 2
+        assert endpoint.sessions.is_open
+        assert endpoint.protocol.control(ControlRequest("follows", command=Command.REDIRECT), "fake:2") == 1
+        for stream, session in (follows, stays):
+            stream.end()
+            await session
+        assert follows[0].written[-1] == Control(Command.REDIRECT, "Asked to: move", "there:1")
+        assert len(stays[0].written) == 1  # Welcome
+
+    run(test())
+
+
+# Actors that break a rule again and again.
+
+
+def broken(instance: str, epoch: int = 1) -> FakeStream:
+    return FakeStream(Hello("a", instance=instance, epoch=epoch), Ready(SPEC), step(flags=0))
+
+
+def test_next_session_of_an_instance_that_broke_a_rule_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor with the same mistake in every session used to take and free slots as fast as it could join."""
+    monkeypatch.setattr(quarantine, "SECONDS", 1e6)
+
+    async def test() -> None:
+        endpoint, first = Endpoint(), broken("x")
+        await endpoint.serve(first)
+        assert isinstance(first.error, InvalidMessage)
+        again, other, nameless = broken("x", epoch=2), broken("y"), broken("")
+        waiting = endpoint.serve(again)
+        for stream in (other, nameless, broken("")):
+            await endpoint.serve(stream)
+            assert isinstance(stream.error, InvalidMessage)
+        assert (again.written, waiting.done(), endpoint.metrics.sessions_joined) == ([], False, 4)
+        goodbye = Control(Command.END, "done")
+        endpoint.protocol.drain(goodbye)
+        await waiting
+        assert (again.written, again.error) == ([goodbye], None)
+
+    run(test())
+
+
+def test_next_session_of_an_instance_that_broke_a_rule_is_welcome_after_its_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quarantine, "SECONDS", 0.01)
+
+    async def test() -> None:
+        endpoint = Endpoint()
+        for epoch in (1, 2):
+            await endpoint.serve(broken("x", epoch))
+        assert endpoint.metrics.sessions_joined == 2
+
+    run(test())
+
+
+def test_quarantine_ends_by_itself_and_remembers_a_bounded_number_of_instances() -> None:
+    clock = FakeClock()
+    waits = Quarantine(clock)
+    waits.impose("x")
+    assert (waits.seconds_left("x"), waits.seconds_left("y")) == (quarantine.SECONDS, 0.0)
+    clock.advance(quarantine.SECONDS - 1)
+    assert waits.seconds_left("x") == 1.0
+    clock.advance(2)
+    assert waits.seconds_left("x") == 0.0
+    for number in range(quarantine.MOST + 1):
+        waits.impose(str(number))
+    assert len(waits._until) == quarantine.MOST
+    assert (waits.seconds_left("0"), waits.seconds_left("1")) == (0.0, quarantine.SECONDS)
+    waits.impose("")
+    assert waits.seconds_left("") == 0.0
 
 
 # Goodbye.

@@ -1,6 +1,7 @@
 """Replay memories beside slow models of them: which unrolls they know, how often each is drawn, which side waits."""
 
 import math
+import os
 from collections import Counter
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
+from bench.harness import rss_bytes
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.monitoring.overview import replay_words
@@ -96,8 +98,9 @@ def test_sum_tree_never_finds_a_leaf_without_mass_however_sums_are_rounded() -> 
 # How often unrolls are drawn
 
 
-def test_uniform_draws_every_unroll_equally_often_and_none_twice_in_a_batch() -> None:
-    capacity, batch, picks = 90, 10, 3000
+@pytest.mark.parametrize("capacity", [90, 300], ids=["few", "many"])  # each is drawn in its own way
+def test_uniform_draws_every_unroll_equally_often_and_none_twice_in_a_batch(capacity: int) -> None:
+    batch, picks = 10, 3000
     ring = filled(capacity, None, alpha=None)
     assert all(len(set(ring.choose(batch).entries.tolist())) == batch for _ in range(50))
     counts = counted(ring, picks, batch, capacity)
@@ -472,3 +475,24 @@ def test_replay_is_built_by_name() -> None:
 def test_status_tells_which_side_the_limiter_holds_back() -> None:
     row = {"store_fill": 0.5, "replayed": 3.96, "limit/filling": 0.0, "limit/learner": 0.8, "limit/actors": 0.0}
     assert replay_words(row) == "replay: store 50% full, 4.0 samples per insert; the learner waits 80% of the time"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("select", ["uniform", "priority"])
+def test_a_million_inserts_take_no_more_memory_than_the_first_hundred_thousand(select: str) -> None:
+    config = replay_config(select=select, capacity=20_000, max_uses=50, max_staleness=3000)
+    config.algorithm.batch_size = 64
+    updates = 0
+    selector = build_selector(config, updates=lambda: updates)
+    free, sizes = list(range(20_000)), []
+    for turn in range(10**6 // 50):
+        write(selector, free, 50, updates)
+        if selector.can_pick(64):
+            picked = selector.pick(64)
+            free += selector.done(picked.entries).tolist()
+            selector.prefer(picked.entries, picked.weight)
+            updates += 1
+        if turn % 2000 == 1999:
+            selector.take_dropped()
+            sizes.append(rss_bytes(os.getpid()))
+    assert sizes[-1] < sizes[0] + 2 * 2**20, sizes

@@ -14,6 +14,8 @@ BUSY_ENOUGH = 0.1  # a learner that waits less than this share of its time is th
 
 def diagnose(row: Row, config: LearnerConfig, is_on_policy: bool = False) -> Verdict:
     """Return the verdict on a row that covers a few seconds. On policy, actors wait for every update."""
+    if config.source:
+        return _recorded(row, config)
     if not row["actors"]:
         return Verdict("none", "No actor is connected.", "Start one: seedrl actor learner=HOST:PORT.")
     if row["paused_actors"]:
@@ -33,6 +35,12 @@ def diagnose(row: Row, config: LearnerConfig, is_on_policy: bool = False) -> Ver
     verdict = judge(row, config, f"{share:.0%} of a group's cycle")
     waits = f"The learner waits {wait:.0%} of its time{_by_ratio(row, config)}; "
     return Verdict(verdict.bottleneck, waits + verdict.evidence, verdict.change + _or_train_more(row, config))
+
+
+def _recorded(row: Row, config: LearnerConfig) -> Verdict:
+    wait = row["learner_wait_fraction"]
+    evidence = f"The learner trains on recorded unrolls and reads them for {wait:.0%} of its time; it needs no actors."
+    return Verdict("learner", evidence, _more_compute(config))
 
 
 def _filling(config: LearnerConfig) -> Verdict:

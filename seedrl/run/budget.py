@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, StoreDevice
 from seedrl.errors import ConfigError, Mismatch
 from seedrl.run.host_memory import free_host_bytes
 from seedrl.specs import EnvSpec
@@ -26,7 +26,7 @@ class Budget(NamedTuple):
     store: int
     weights: int  # all copies
     optimizer: int  # gradients included
-    host: int = 0  # the columns of the store that are on the host, whatever the device is
+    host: int = 0  # the columns of the store that are on the host, whatever the device is; all with store.device=host
 
     @property
     def total(self) -> int:
@@ -43,10 +43,16 @@ class Budget(NamedTuple):
 
 def budget_of(config: LearnerConfig, spec: EnvSpec, model: nn.Module, core_size: int) -> Budget:
     """Return what serving and training a model takes."""
-    averages = _averages(config.algorithm) * _parameter_bytes(model)
-    return serving_budget(spec, model, StoreSizes.of(config, core_size))._replace(
-        optimizer=_parameter_bytes(model) + averages
-    )
+    optimizer = (1 + _averages(config.algorithm)) * _parameter_bytes(model)
+    budget = serving_budget(spec, model, StoreSizes.of(config, core_size))._replace(optimizer=optimizer)
+    return _placed(budget, config)
+
+
+def _placed(budget: Budget, config: LearnerConfig) -> Budget:
+    """Return the budget with the store where the settings put it."""
+    if config.store.device is StoreDevice.auto:
+        return budget
+    return budget._replace(store=0, host=budget.store + budget.host)
 
 
 def serving_budget(spec: EnvSpec, model: nn.Module, sizes: StoreSizes) -> Budget:
@@ -90,7 +96,8 @@ def check_budget(budget: Budget, device: torch.device) -> None:
         if free is not None and needed > free:
             raise ConfigError(
                 f"the learner needs {budget}, {needed / MIB:,.1f} of them on {where}, where {free / MIB:,.0f} MiB are "
-                "free; lower serving.max_slots, store.capacity or algorithm.unroll_length, or choose a smaller model"
+                "free; lower serving.max_slots, store.capacity or algorithm.unroll_length, choose a smaller model, or "
+                "set store.device=host if an accelerator is too small for the store"
             )
 
 
@@ -99,6 +106,6 @@ def check_store(config: LearnerConfig, device: torch.device, spec: EnvSpec) -> N
     sizes = StoreSizes.of(config, core_size=max(2 * config.model.lstm, config.model.gru))
     needed = Store.bytes_needed(spec, sizes)
     try:
-        check_budget(Budget(needed.device, weights=0, optimizer=0, host=needed.host), device)
+        check_budget(_placed(Budget(needed.device, weights=0, optimizer=0, host=needed.host), config), device)
     except ConfigError as error:
         raise Mismatch(f"spaces: the store for {spec} does not fit: {error}") from error

@@ -57,10 +57,10 @@ class Ring:
         self._max_uses = max_uses
         self._order: OrderedDict[int, None] = OrderedDict()  # the entries of the unrolls, oldest first
         self._place = np.full(entries, NOWHERE)  # by entry
-        self._entry = np.zeros(capacity, np.int64)  # these four by place
+        self._picked: frozenset[int] = frozenset()  # entries of the train batch that is not done
+        self._entry = np.zeros(capacity, np.int64)  # these three by place
         self._version = np.zeros(capacity, np.int64)
         self._uses = np.zeros(capacity, np.int64)
-        self._picked = np.zeros(capacity, bool)  # in a train batch that is not done
         self._dropped: Counter[str] = Counter()  # unrolls, by reason
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Ring:
         mass = self._chooser.mass_of(len(entries), priority)
         fallback = self._chooser.mass_of(len(entries), None)
         self._entry[places], self._version[places] = entries, versions
-        self._uses[places], self._picked[places] = uses, False
+        self._uses[places] = uses
         self._chooser.mass[places] = np.where(np.isnan(mass), fallback, mass)
         self._place[entries] = places
         self._order.update(dict.fromkeys(entries.tolist()))
@@ -81,22 +81,22 @@ class Ring:
     def choose(self, count: int) -> Pick:
         """Pick unrolls; the pick before is done."""
         places, weight = self._chooser.choose(count, len(self))
-        self._picked[places] = True
+        entries = self._entry.take(places)
         self._uses[places] += 1  # once, even if it is twice in the batch
-        return Pick(self._entry[places], weight)
+        self._picked = frozenset(entries.tolist())
+        return Pick(entries, weight)
 
     def done(self, entries: Entries) -> Entries:
         """Note that a pick was copied; return the entries of unrolls that were used often enough."""
-        places = self._place[entries]
-        self._picked[places] = False
+        self._picked = frozenset()
         if not self._max_uses:
             return NONE
-        return self._remove(np.unique(entries[self._uses[places] >= self._max_uses]))
+        return self._remove(np.unique(entries[self._uses[self._place[entries]] >= self._max_uses]))
 
     def evict(self, count: int, keep: int) -> Entries:
         """Remove the oldest unrolls that are not picked, at most `count`; at least `keep` unrolls stay."""
         count = min(count, len(self) - keep)
-        idle = (entry for entry in self._order if not self._picked[self._place[entry]])
+        idle = (entry for entry in self._order if entry not in self._picked)
         entries = np.fromiter(islice(idle, max(0, count)), np.int64)
         self.count_dropped("unused", int(np.count_nonzero(self._uses[self._place[entries]] == 0)))
         return self._remove(entries)
@@ -105,8 +105,7 @@ class Ring:
         """Remove the unrolls of earlier policies than `version`, up to the first that is picked; return them."""
         stale = []
         for entry in self._order:
-            place = self._place[entry]
-            if self._version[place] >= version or self._picked[place]:
+            if self._version[self._place[entry]] >= version or entry in self._picked:
                 break
             stale.append(entry)
         self.count_dropped("stale", len(stale))
@@ -131,7 +130,7 @@ class Ring:
 
     def _remove(self, entries: Entries) -> Entries:
         """Let unrolls leave, and let the last ones move to their places."""
-        columns = (self._entry, self._version, self._uses, self._picked, self._chooser.mass)
+        columns = (self._entry, self._version, self._uses, self._chooser.mass)
         changed = []
         for entry in entries.tolist():
             del self._order[entry]

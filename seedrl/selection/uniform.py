@@ -22,8 +22,15 @@ class Uniform:
         """Do nothing: all are alike."""
 
     def choose(self, count: int, size: int) -> Choice:
-        places = self._random.choice(size, count, replace=False, shuffle=False)
-        return Choice(places, np.ones(count, np.float32))
+        return Choice(self._distinct(count, size), np.ones(count, np.float32))
+
+    def _distinct(self, count: int, size: int) -> NDArray[np.int64]:
+        """Return different places. Where they are many, all are drawn again in the rare case that two are the same."""
+        while size > count**2:
+            places = self._random.integers(size, size=count)
+            if len(set(places.tolist())) == count:
+                return places
+        return self._random.choice(size, count, replace=False, shuffle=False)
 
     def arrays(self) -> Arrays:
         return {"random": randomness.state_of(self._random)}

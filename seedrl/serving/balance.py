@@ -113,7 +113,7 @@ class Balance:
         emptier than the other one afterwards, so nothing moves back.
         """
         now, envs = self._clock(), self._sessions.config.actors.envs
-        chosen = self._far_better(envs)
+        chosen = self._far_better(envs) if self._sessions.movable else None
         if chosen is None:
             self._too_much_since = None
         elif self._too_much_since is None:

@@ -5,6 +5,7 @@ session's outbox. Both run in the event loop of the server thread.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -13,13 +14,14 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from seedrl.config import LearnerConfig
-from seedrl.errors import InvalidMessage, NoCapacity, Refused, Superseded, TooLate
+from seedrl.errors import InvalidMessage, NoCapacity, NotGranted, Refused, Superseded, TooLate
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Answer
+from seedrl.serving.quarantine import Quarantine
 from seedrl.serving.refusals import RefusalLog
-from seedrl.serving.sessions import OTHER_BYTES, Request, Session, SessionTable
+from seedrl.serving.sessions import OTHER_BYTES, Request, Session, SessionTable, follows_redirects
 from seedrl.specs import Arrays, EnvSpec, as_tree, leaves
 from seedrl.status import DRAINED
 from seedrl.wire import codec
@@ -96,9 +98,11 @@ class SessionProtocol:
         self._say = say
         self._on_member = on_member
         self._log_refusal = RefusalLog(say)
+        self._quarantine = Quarantine()
         self._bounds = codec.Bounds(config.serving.max_observation, config.serving.max_reward)
         self._streams = 0
         self._goodbye: Control | None = None  # once the learner is about to end
+        self._draining = asyncio.Event()  # set then
         self.connections: dict[int, Connection] = {}  # by session id
 
     @property
@@ -120,9 +124,9 @@ class SessionProtocol:
             if hello is None:
                 return
             name = hello.name
-            self._make_way(hello)
-            if address := self._better_place(hello):
-                await stream.write(Control(Command.REDIRECT, "another endpoint has more room", address))
+            await self._sit_out(hello)
+            if control := self._instead_of_welcome(hello):
+                await stream.write(control)
                 return
             session, welcome = self._admit(hello, stream.peer())
             counted = self._metrics.sessions_evicted
@@ -136,6 +140,8 @@ class SessionProtocol:
             raise
         except Refused as error:
             counted[error.reason] += 1
+            if session is not None and isinstance(error, InvalidMessage | NotGranted):
+                self._quarantine.impose(session.hello.instance)
             verb = "ended the session of" if session is not None and session.has_joined else "refused"
             self._log_refusal(f"learner: {verb} {name} ({stream.peer()}): {error}")
             await stream.abort(error.with_traceback(None))  # its frames would hold the message for a while
@@ -178,16 +184,17 @@ class SessionProtocol:
         return len(sessions)
 
     def move_one_if_overloaded(self) -> None:
-        """Redirect the newest session if this endpoint has had far too many for a while; the others stay."""
+        """Redirect the newest session that follows if this endpoint has had far too many for a while."""
         address = self._balance.overload()
-        if address is not None and self._sessions.open:
-            newest = self._sessions.open[max(self._sessions.open)]
+        if address is not None:
+            newest = self._sessions.movable[-1]
             self._move(newest, address, "rebalance", "this endpoint has too many actors")
 
     def drain(self, goodbye: Control) -> None:
         """Admit no session from now on; every later stream is answered with the goodbye."""
         if self._goodbye is None:
             self._goodbye = goodbye
+            self._draining.set()
             self._sessions.drain()
 
     async def say_goodbye(self) -> None:
@@ -206,6 +213,19 @@ class SessionProtocol:
         if self._streams > limit:
             raise NoCapacity(f"{limit} streams are open, which is the limit; raise serving.max_slots on the learner")
 
+    async def _sit_out(self, hello: Hello) -> None:
+        """Wait as long as an actor has to whose last session broke a rule, or until the learner is about to end."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._draining.wait(), self._quarantine.seconds_left(hello.instance))
+
+    def _instead_of_welcome(self, hello: Hello) -> Control | None:
+        """Return the message for an actor that is not admitted here; None if it may be. Raises Superseded."""
+        if self._goodbye is not None:
+            return self._goodbye
+        self._make_way(hello)
+        address = self._better_place(hello)
+        return Control(Command.REDIRECT, "another endpoint has more room", address) if address else None
+
     def _make_way(self, hello: Hello) -> None:
         """End an older session of the same process. Raises Superseded if the open one is the newer."""
         older = self._sessions.superseded_by(hello)
@@ -214,7 +234,7 @@ class SessionProtocol:
 
     def _better_place(self, hello: Hello) -> str | None:
         """Return the address of the endpoint that the actor should use; None if it is served, or refused, here."""
-        if hello.redirects >= MAX_REDIRECTS:
+        if not follows_redirects(hello):
             return None
         address = self._balance.choose(self._config.actors.envs, is_sent=hello.redirects > 0)
         if address is not None:
@@ -341,7 +361,14 @@ class SessionProtocol:
 
     def _places_for(self, order: ControlRequest) -> list[str]:
         """Return an address for each session that is to move. Raises InvalidMessage, before anything has changed."""
-        actors, envs = len(self._sessions.concerned_by(order)), self._config.actors.envs
+        concerned = self._sessions.concerned_by(order)
+        if fixed := [session.name for session in concerned if not session.follows_redirects]:
+            others = f" and {len(fixed) - 1} more" if len(fixed) > 1 else ""
+            raise InvalidMessage(
+                f"move: expected actors that follow redirects, saw {fixed[0]}{others} with {MAX_REDIRECTS} in Hello; "
+                "no actor was moved; move the others by name, or let this one leave by `seedrl control drain`"
+            )
+        actors, envs = len(concerned), self._config.actors.envs
         places = self._balance.elsewhere(envs, actors) if self._balance.has_others else None
         if places is None:
             raise InvalidMessage(

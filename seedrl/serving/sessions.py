@@ -20,7 +20,15 @@ from seedrl.wire.codec import ENV_ID, FLAGS, REWARD
 from seedrl.wire.framing import MAX_READY_BYTES
 from seedrl.wire.layout import shared_bytes
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
-from seedrl.wire.messages import MAX_MESSAGE_BYTES, Command, ControlRequest, Hello, Report, Welcome
+from seedrl.wire.messages import (
+    MAX_MESSAGE_BYTES,
+    MAX_REDIRECTS,
+    Command,
+    ControlRequest,
+    Hello,
+    Report,
+    Welcome,
+)
 
 REPORT_SLACK = 60.0  # seconds by which the two clocks of a session may differ
 MAX_CORES = 1024  # of an actor
@@ -90,6 +98,10 @@ class Session:
     def name(self) -> str:
         return self.hello.name
 
+    @property
+    def follows_redirects(self) -> bool:
+        return follows_redirects(self.hello)
+
     def admit(self, rows: Rows, buffer: int = 0) -> None:
         """Count the rows of a Step. Raises InvalidMessage if they break a rule."""
         self.lease.admit(rows, buffer)
@@ -153,6 +165,11 @@ class Request:
     @property
     def rows(self) -> int:
         return len(self.slots)
+
+
+def follows_redirects(hello: Hello) -> bool:
+    """Tell whether an actor may be redirected, at Hello and later: one that counts too many is served or refused."""
+    return hello.redirects < MAX_REDIRECTS
 
 
 def step_bytes(spec: EnvSpec, rows: int) -> int:
@@ -263,6 +280,11 @@ class SessionTable:
             return ON_POLICY, ON_POLICY
         columns = np.stack((self.seats.temperature[trained], self.seats.epsilon[trained]), axis=1)
         return Exploration(*columns.min(axis=0).tolist()), Exploration(*columns.max(axis=0).tolist())
+
+    @property
+    def movable(self) -> list[Session]:
+        """The sessions whose actors follow redirects, oldest first."""
+        return [session for session in self.open.values() if session.follows_redirects]
 
     @property
     def slots_taken(self) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
-from seedrl.specs import Arrays, EnvSpec, as_tree, leaves
+from seedrl.specs import Arrays, ArraySpec, EnvSpec, as_tree, leaves
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import framing
 from seedrl.wire.layout import shared_bytes, shared_leaves
@@ -46,7 +46,7 @@ UNSIGNED = np.dtype("<u4")
 REWARD = np.dtype("<f4")
 FLAGS = np.dtype("u1")
 
-UNBOUNDED_TYPES = "efdilqILQ"  # of leaves whose numbers may be absurd; those of 8 and 16 bits are small anyway
+UNBOUNDED_TYPES = "efdilqILQ"  # of leaves whose numbers may be absurd; integers of 8 and 16 bits are small anyway
 
 LARGEST = sys.float_info.max
 
@@ -291,7 +291,7 @@ def _decode_observation(blobs: Sequence[Any], spec: EnvSpec, n: int, bound: floa
         if len(blob) != size:
             raise InvalidMessage(f"observation: expected {size} bytes ({n} rows of {leaf}), saw {len(blob)}")
         values = np.frombuffer(blob, leaf.dtype).reshape(n, *leaf.shape)
-        if not leaf.values and values.dtype.char in UNBOUNDED_TYPES:
+        if not leaf.values and _is_unbounded(leaf):
             _expect_within("observation", values, bound)
         if leaf.values and not 0 <= values.min() <= values.max() < leaf.values:
             wrong = values.min() if values.min() < 0 else values.max()
@@ -333,9 +333,14 @@ def _shared_observation(step: StepParts, spec: EnvSpec, memory: SharedBuffers | 
     found = shared_leaves(memory.bytes(step.buffer, size), spec, n)
     # Bytes that are checked are copied first: the peer could change them after the check.
     return [
-        memoryview(blob.tobytes()) if leaf.values or np.dtype(leaf.dtype).kind == "f" else blob
+        memoryview(blob.tobytes()) if leaf.values or _is_unbounded(leaf) else blob
         for blob, leaf in zip(found, spec.observations, strict=True)
     ]
+
+
+def _is_unbounded(leaf: ArraySpec) -> bool:
+    """Tell whether the numbers of a leaf have to be compared with the bounds."""
+    return np.dtype(leaf.dtype).char in UNBOUNDED_TYPES
 
 
 def _expect_within(field: str, values: NDArray[Any], bound: float) -> None:

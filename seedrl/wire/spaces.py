@@ -25,7 +25,7 @@ from seedrl.wire.framing import MAX_LEAVES
 
 MAX_NAME = 128
 MAX_RANK = 8
-MAX_CHOICES = 65_536  # of all leaves together
+MAX_CHOICES = 65_536  # of all leaves together; a continuous entry counts as two
 
 
 def encode_spaces(spec: EnvSpec) -> pb.Ready:
@@ -51,7 +51,10 @@ def decode_spaces(ready: pb.Ready) -> EnvSpec:
     )
     choices = sum(leaf.policy_size for leaf in spec.actions if isinstance(leaf, CategoricalSpec))
     if spec.policy_size > MAX_CHOICES:
-        raise InvalidMessage(f"action: expected at most {MAX_CHOICES} choices, saw {spec.policy_size}")
+        raise InvalidMessage(
+            f"action: expected at most {MAX_CHOICES} choices, a continuous entry counted as two, saw {choices} choices "
+            f"and {(spec.policy_size - choices) // 2} continuous entries"
+        )
     if spec.mask is not None:
         _expect_mask(spec, choices)
     return spec

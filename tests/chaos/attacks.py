@@ -45,6 +45,7 @@ class Outcome(NamedTuple):
     grew_mib: float  # at the worst moment
     calm: float  # requests of the healthy actor per second, before
     meanwhile: float  # and during the attack
+    gap: float  # the most seconds between two of its answers, during the attack and until it has recovered
     log: str  # the newest line that names the attacker or its peer; empty for none
     seen: str = ""  # by the attacker
 
@@ -54,7 +55,7 @@ class Outcome(NamedTuple):
 
     def __str__(self) -> str:
         rates = f"{self.calm:.0f} → {self.meanwhile:.0f} requests/s ({self.share:.0%})"
-        return f"+ {self.grew_mib:.0f} MiB; {rates}; {self.log or 'no log line'}"
+        return f"+ {self.grew_mib:.0f} MiB; {rates}, longest gap {self.gap:.2f} s; {self.log or 'no log line'}"
 
 
 class Healthy(NamedTuple):
@@ -63,6 +64,7 @@ class Healthy(NamedTuple):
     requests: int = 0
     sessions: int = 0
     wrong: int = 0  # actions
+    gap: int = 0  # milliseconds since the newest answer
 
 
 class Victim:
@@ -81,7 +83,11 @@ class Victim:
     def healthy(self) -> Healthy:
         """Return what the healthy actor has printed last."""
         lines = self._healthy.out.rsplit("\n", 2)[:-1]
-        return Healthy(*map(int, lines[-1].split())) if lines and lines[-1] else Healthy()
+        return _healthy(lines[-1]) if lines and lines[-1] else Healthy()
+
+    def _longest_gap(self, since: int) -> float:
+        """Return the most seconds between two answers of the healthy actor, which has printed so much before."""
+        return max(_healthy(line).gap for line in self._healthy.out[since:].split("\n")[:-1]) / 1000
 
     def goes_on(self, requests: int = 100) -> None:
         """Wait until the healthy actor has had some more answers, all of them right."""
@@ -102,7 +108,7 @@ class Victim:
     def under(self, attack: "Attack") -> Outcome:
         """Measure an attack, which returns what the attacker saw."""
         calm = self.rate(CALM_SECONDS)
-        said = len(self.process.out)
+        said, printed = len(self.process.out), self._healthy.out.rfind("\n") + 1
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")  # the highest begins again
         memory, before, began = self.memory(), self.healthy().requests, time.monotonic()
         seen = attack(self)
@@ -111,7 +117,12 @@ class Victim:
         self.goes_on()
         lines = [line for line in self.process.out[said:].splitlines() if line.startswith("learner: ")]
         log = lines[-1].removeprefix("learner: ") if lines else ""
-        return Outcome(self.memory("VmHWM") - memory, calm, (after - before) / took, log, seen)
+        gap = self._longest_gap(printed)
+        return Outcome(self.memory("VmHWM") - memory, calm, (after - before) / took, gap, log, seen)
+
+
+def _healthy(line: str) -> Healthy:
+    return Healthy(*map(int, line.split()))
 
 
 Attack = Callable[[Victim], str]

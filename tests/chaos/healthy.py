@@ -1,6 +1,7 @@
 """A healthy actor in a process of its own, so that an attacker in another one takes none of its time.
 
-python -m tests.chaos.healthy HOST:PORT    prints its requests, sessions and wrong actions so far, again and again
+python -m tests.chaos.healthy HOST:PORT    prints its requests, sessions and wrong actions so far, and the milliseconds
+                                           since the last answer, again and again
 """
 
 import sys
@@ -16,8 +17,12 @@ def main(address: str) -> None:
     with ended_together() as started:
         actor = RunningActor(ActorConfig(learner=address, name="healthy"), SignedPool)
         started.append(actor)
+        requests, answered = 0, time.monotonic()
         while not actor.ended():
-            print(actor.requests, len(actor.pools), len(actor.wrong), flush=True)
+            if actor.requests != requests:
+                requests, answered = actor.requests, time.monotonic()
+            gap = int(1000 * (time.monotonic() - answered))
+            print(requests, len(actor.pools), len(actor.wrong), gap, flush=True)
             time.sleep(PRINT_SECONDS)
 
 

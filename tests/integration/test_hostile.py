@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -283,6 +284,23 @@ def test_streams_above_the_limit_are_refused_while_health_answers(victim: Victim
         assert f"{limit} streams are open" in refused[0].details()
     print(f"health p99 {1000 * p99:.1f} ms")
     eventually(lambda: can_join(victim))
+
+
+def test_ninth_stream_of_a_connection_waits_until_one_of_the_others_has_ended(victim: Victim) -> None:
+    """The learner announces the limit of the proto, and gRPC's client keeps to it."""
+    channel = grpc.insecure_channel(victim.address, options=client_options())
+    with contextlib.ExitStack() as until_the_end:
+        pool = until_the_end.enter_context(ThreadPoolExecutor(1))
+        actors = [until_the_end.enter_context(RawActor(victim.address, channel)) for _ in range(9)]
+        for actor in actors[:8]:
+            actor.join()
+        actors[8].hello()
+        answer = pool.submit(actors[8].receive)
+        for _ in range(3):  # over connections of their own
+            eventually(lambda: can_join(victim))
+        assert not answer.done()
+        actors[0].half_close()
+        assert answer.result(DEADLINE).welcome.num_envs == 4
 
 
 def p99_meanwhile(victim: Victim) -> float:

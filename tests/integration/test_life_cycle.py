@@ -326,10 +326,12 @@ def test_learner_that_diverges_ends_with_a_code_of_its_own_and_the_next_goes_on_
     actor = start_actor(learner.address)
     directory = learner.service.run_directory.checkpoints
     eventually(lambda: len(files.found(directory)) > 1)
+    learner.service.serving.sessions_evicted["invalid_message"] += 2
     PoisonedModel.is_poisoned = True
     with pytest.raises(Diverged, match="of 10 updates in a row was not finite; the last good checkpoint is") as caught:
         learner.join()
     assert caught.value.exit_code == 8
+    assert "; 2 sessions were ended for invalid messages" in str(caught.value)
     assert learner.service.learning.skipped_updates == 10
     newest = files.load_newest(directory, pytest.fail)
     assert newest is not None

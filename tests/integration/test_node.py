@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.processes import Commands, summary_of
 from tests.integration.waiting import DEADLINE, eventually, free_address, is_listening
+from tests.programs import missing
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -23,8 +24,9 @@ STEPS = 2_000
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
     """Return a copy of docs/node with its packages, which are fetched unless they are there."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed")
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            missing(program, "nodejs npm")
     copy = shutil.copytree(ROOT / "docs/node", tmp_path / "node")
     if not (copy / "node_modules").exists():
         command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"]
