@@ -61,35 +61,40 @@ class SAC:
 
     def loss(self, batch: Unrolls, forward: Forward, fraction: float) -> Loss:
         critics, log_temperature = self.networks.critics, self.networks.log_temperature
-        step, observation = transitions(batch, self._config), tree_map(lambda rows: rows[:-1], batch.inputs.observation)
-        weight, temperature = step.weight_t, log_temperature.detach().exp()
+        temperature = log_temperature.detach().exp()
+        step = transitions(batch, self._config)
+        weight, observation_t = step.weight_t, tree_map(lambda rows: rows[:-1], batch.inputs.observation)
         output, _ = forward(batch.inputs, batch.core_state)
         drawn = self._drawn(output.logits)
         log_prob = self._actions.squashed_log_prob(output.logits, drawn)
         entropy = -(weight * log_prob[:-1]).sum()
 
         reward, target = self._targets(batch, step, drawn.detach(), -temperature * log_prob.detach())
-        q = critics(observation, self._actions.features(step.action_t))
+        q = critics(observation_t, self._actions.features(step.action_t))
         critic_loss = 0.5 * (weight * (q - target).square()).sum()
         with _constant(critics):
-            best = critics(observation, self._actions.features(drawn[:-1])).amin(dim=0)
-        policy_loss = -temperature * entropy - (weight * best).sum()
+            q_drawn = critics(observation_t, self._actions.features(drawn[:-1])).amin(dim=0)
+        policy_loss = -temperature * entropy - (weight * q_drawn).sum()
         temperature_loss = log_temperature * (entropy.detach() - weight.sum() * self._target_entropy)
 
+        parts = {"critic_loss": critic_loss, "policy_loss": policy_loss, "entropy": entropy, "temperature": temperature}
+        report = {name: value.detach() for name, value in parts.items()}
         total = critic_loss + policy_loss + temperature_loss + 0.0 * output.value.sum()  # ranks wait for this head
-        with torch.no_grad():
-            report = {
-                "critic_loss": critic_loss,
-                "policy_loss": policy_loss,
-                "entropy": entropy,
-                "temperature": temperature,
-                "mean_q": (weight * q.mean(dim=0)).sum(),
-                "value_share": self._bound.share(reward, target, weight),
-                "explained_variance": explained_variance(q.mean(dim=0), target, weight),
-            }
-            error = (q.mean(dim=0) - target).abs() * step.valid_t
-            report = {name: value.detach() for name, value in report.items()}
-            return Loss(total, report, priority=priority_of(error, step.valid_t, eta=0.0))
+        mean_q = q.detach().mean(dim=0)
+        error = (mean_q - target).abs() * step.valid_t
+        return Loss(
+            total,
+            {**report, **self._about(mean_q, reward, target, weight)},
+            priority=priority_of(error, step.valid_t, eta=0.0),
+        )
+
+    def _about(self, q: Tensor, reward: Tensor, target: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """Return what else people see of the critics, whose mean is q [T, B]."""
+        return {
+            "mean_q": (weight * q).sum(),
+            "value_share": self._bound.share(reward, target, weight),
+            "explained_variance": explained_variance(q, target, weight),
+        }
 
     def _drawn(self, parameters: Tensor) -> Tensor:
         """Draw an action for every row; gradients pass through it to the policy."""
