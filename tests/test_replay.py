@@ -496,3 +496,13 @@ def test_a_million_inserts_take_no_more_memory_than_the_first_hundred_thousand(s
             selector.take_dropped()
             sizes.append(rss_bytes(os.getpid()))
     assert sizes[-1] < sizes[0] + 2 * 2**20, sizes
+
+
+def test_mixed_keeps_the_old_unrolls_of_a_train_batch_whatever_the_writer_needs() -> None:
+    selector = build_selector(replay_config(select="mixed", capacity=8))
+    selector.add(np.arange(4), versions(4))
+    assert selector.done(selector.pick(4).entries).tolist() == []
+    selector.add(np.arange(4, 6), versions(2))
+    assert selector.can_pick(4)
+    assert selector.evict(8).tolist() == [0, 1]
+    assert selector.can_pick(4)

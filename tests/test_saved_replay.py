@@ -10,7 +10,7 @@ from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.run import checkpoint as files
 from seedrl.run.budget import saved_unrolls
-from seedrl.run.checkpoint import STORE, Checkpoint
+from seedrl.run.checkpoint import STORE, TENSORS, Checkpoint
 from seedrl.run.saving import save as save_checkpoint
 from seedrl.run.snapshot import Resumable
 from seedrl.selection.build import build_selector
@@ -102,6 +102,7 @@ def test_only_the_newest_checkpoint_keeps_unrolls_and_only_resuming_reads_them(t
         for steps in (1, 2)
     )
     assert [(path / STORE).exists() for path in (first, second)] == [False, True]
+    assert (second / STORE).stat().st_mode == (second / TENSORS).stat().st_mode
     assert files.load(first, with_store=True).store is None
     assert files.load(second).store is None
     resumed = files.load_newest(tmp_path, pytest.fail, is_ours=True)
@@ -123,16 +124,17 @@ def test_damaged_unrolls_are_found_and_the_checkpoint_before_is_used(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("store", "words"),
-    [(None, ["holds no unrolls"]), ({}, ["do not fit, because store.capacity"])],
-    ids=["none", "others"],
+    ("unrolls", "words"),
+    [("none", "holds no unrolls"), ("others", "do not fit, because store.capacity"), ("its own", "with 20 unrolls")],
 )
-def test_run_that_is_resumed_without_its_unrolls_says_so(store: Any, words: list[str]) -> None:
-    parts = learner_parts(model=TinyModel(make_spec()))
-    memory, said = Memory("uniform"), list[str]()
-    resumable = Resumable(parts.learner, torch.Generator(), parts.spec, parts.config.algorithm, memory.store)
-    resumable._restore_store(Checkpoint({}, {}, store), said.append)
-    assert all(word in line for word, line in zip(words, said, strict=True))
+def test_run_that_is_resumed_says_what_becomes_of_its_unrolls(unrolls: str, words: str) -> None:
+    memory, parts = Memory("uniform"), learner_parts(model=TinyModel(make_spec()))
+    memory.act(8)
+    saved = {"none": None, "others": {}, "its own": memory.store.tensors()}[unrolls]
+    other, said = Memory("uniform"), list[str]()
+    resumable = Resumable(parts.learner, torch.Generator(), parts.spec, parts.config.algorithm, other.store)
+    resumable._restore_store(Checkpoint({}, {}, saved), said.append)
+    assert [words in line for line in said] == [True]
 
 
 def test_size_of_the_unrolls_in_a_checkpoint_is_known_before() -> None:

@@ -169,6 +169,7 @@ def _write_files(path: Path, checkpoint: Checkpoint) -> None:
         _write(path / name, content)
     if checkpoint.store is not None:
         safetensors.torch.save_file(checkpoint.store, path / STORE)
+        (path / STORE).chmod((path / TENSORS).stat().st_mode)  # safetensors lets only its owner read it
         _sync(path / STORE)
         digests[STORE] = _digest(path / STORE)
     _write(path / MANIFEST, json.dumps(digests).encode())

@@ -95,7 +95,9 @@ class Resumable:
             return
         if checkpoint.store is None:
             say("learner: the checkpoint holds no unrolls; the store is filled again")
-        elif not self.store.load(checkpoint.store):
+        elif self.store.load(checkpoint.store):
+            say(f"learner: the store continues with {len(checkpoint.store['unrolls/reward']):,} unrolls")
+        else:
             say(
                 "learner: the unrolls of the checkpoint do not fit, because store.capacity, store.select or what an "
                 "unroll holds has changed; the store is filled again"
