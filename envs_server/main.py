@@ -1,7 +1,6 @@
 """The actor process: signals and exit codes around an Actor."""
 
 import contextlib
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from seedrl.config import ActorConfig
 from seedrl.metrics import ActorMetrics
 from seedrl.monitoring.endpoint import Endpoint, Page
 from seedrl.monitoring.exposition import CONTENT_TYPE, Exposition
+from seedrl.run.stopping import handle_signals
 
 
 def run_actor(config: ActorConfig) -> None:
@@ -21,8 +21,7 @@ def run_actor(config: ActorConfig) -> None:
         # In a thread: the one interrupted may hold the very locks that this takes.
         threading.Thread(target=actor.stop, name="stop").start()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
+    handle_signals(handle)
     with contextlib.ExitStack() as until_the_end:
         if config.metrics:
             endpoint = Endpoint(config.metrics, _pages(actor.metrics))

@@ -1,7 +1,10 @@
 """A request to stop and what comes of it: the first request counts, and a failure outweighs it."""
 
+import os
+import signal
+
 from seedrl.errors import RankLost, ThreadDied
-from seedrl.run.stopping import Stop
+from seedrl.run.stopping import Stop, stop_on_signals
 
 
 def test_stop_takes_the_first_request_and_calls_on_stop_once() -> None:
@@ -40,3 +43,19 @@ def test_stop_obeys_a_rank_that_fails_although_it_was_asked_to_stop_before() -> 
     stop.ask("interrupted", "SIGTERM")
     stop.obey("failed", "rank 1: broken")
     assert isinstance(stop.failure, RankLost)
+
+
+def test_signal_that_was_blocked_when_the_process_started_stops_it() -> None:
+    """The processes that Ray's threads start have SIGINT blocked."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    stop = Stop()
+    try:
+        stop_on_signals(stop, say=lambda words: None)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(10)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert stop.reason == "Interrupted by SIGINT"

@@ -11,6 +11,7 @@ from seedrl.config import StopConfig
 from seedrl.errors import RankLost
 from seedrl.metrics import ServingMetrics
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EPISODES = 100  # a mean return of fewer is too noisy to stop for
 
 
@@ -105,8 +106,14 @@ def stop_on_signals(stop: Stop, say: Callable[[str], None]) -> None:
         reason = f"Interrupted by {signal.Signals(number).name}"
         threading.Thread(target=interrupt, args=(reason,), name="stop").start()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    handle_signals(handle)
+
+
+def handle_signals(handle: Callable[[int, Any], None]) -> None:
+    """Let this handle SIGINT and SIGTERM, also if the process was started with them blocked, as Ray's threads do."""
+    for number in SIGNALS:
         signal.signal(number, handle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def reached_goal(goal: StopConfig, progress: Progress) -> str:

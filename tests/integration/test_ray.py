@@ -105,6 +105,12 @@ def cluster() -> Iterator[Cluster]:
     started.shutdown()
 
 
+@pytest.fixture(scope="module")
+def spare(cluster: Cluster) -> None:
+    """A fourth node, for the tests that lose one; it is there from the first of them on, and ends with the cluster."""
+    add_node(cluster, 3)
+
+
 def add_node(cluster: Cluster, number: int) -> Any:
     """Each has an address of its own; the first, the machine's."""
     settings: dict[str, Any] = {"num_cpus": CPUS, "labels": {"disk": "fast" if number else "slow"}}
@@ -226,6 +232,7 @@ def lose(cluster: Cluster, node: str) -> None:
     cluster.remove_node(lost, allow_graceful=False)
 
 
+@pytest.mark.usefixtures("spare")
 def test_job_goes_on_when_the_node_of_an_actor_is_lost(cluster: Cluster, commands: Commands) -> None:
     selectors = ("+launch.learner.selector.disk=slow", "+launch.actor.selector.disk=fast")
     job = Job(cluster, commands, *ENDLESS, "actors.count=2", *selectors)
@@ -236,7 +243,6 @@ def test_job_goes_on_when_the_node_of_an_actor_is_lost(cluster: Cluster, command
     assert "learner" not in gone
     began = time.monotonic()
     lose(cluster, lost)
-    add_node(cluster, 3)
     eventually(lambda: all(job.hosts.get(name, hosts[name]).node != lost for name in gone))
     back = job.runs(*hosts)
     print(f"{gone} back after {time.monotonic() - began:.1f} s")
