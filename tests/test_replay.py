@@ -78,9 +78,9 @@ def test_sum_tree_finds_what_a_running_sum_finds(size: int, seed: int, zeros: fl
     some = random.integers(0, size, 5)
     tree.leaves[some] = leaves[some] = 3.0
     tree.update(some)
-    mass = random.random(40) * leaves.sum()
-    assert tree.total == leaves.sum()
-    assert tree.find(mass).tolist() == np.searchsorted(leaves.cumsum(), mass, side="right").tolist()
+    share = random.random(40)
+    expected = np.searchsorted(leaves.cumsum(), share * leaves.sum(), side="right")
+    assert tree.find(share).tolist() == expected.tolist()
 
 
 def test_sum_tree_never_finds_a_leaf_without_mass_however_sums_are_rounded() -> None:
@@ -89,9 +89,9 @@ def test_sum_tree_never_finds_a_leaf_without_mass_however_sums_are_rounded() -> 
     tree.leaves[:2000] = random.random(2000) * 10.0 ** random.integers(-12, 6, 2000)
     tree.leaves[:2000:7] = 0.0
     tree.update(np.arange(3000))
-    for mass in (0.0, tree.total, np.nextafter(tree.total, math.inf), 2 * tree.total):
-        assert tree.leaves[tree.find(np.array([mass]))[0]] > 0
-    found = tree.find(random.random(5000) * tree.total)
+    for share in (0.0, 1.0, 2.0, *np.nextafter(1.0, [0.0, 2.0])):
+        assert tree.leaves[tree.find(np.array([share]))[0]] > 0
+    found = tree.find(random.random(5000))
     assert (tree.leaves[found] > 0).all()
 
 

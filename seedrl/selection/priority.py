@@ -1,8 +1,8 @@
 """Proportional choice (Schaul et al. 2016, arXiv 1511.05952): unroll i is sampled with probability P(i) = m_i / Σ m.
 
 The mass m_i of an unroll is its priority to the power of alpha. Its importance weight is (N P(i))^-beta, divided by the
-largest of the train batch, so that weights only scale gradients down (section 3.4). The draw is stratified as in
-appendix B.2.1: one from each of B equal parts of the whole mass. Knows nothing of entries, but places of a ring.
+largest of the train batch, so that weights only scale gradients down (section 3.4); N and Σ m cancel out. The draw is
+stratified as in appendix B.2.1: one from each of B equal parts of the whole mass. Knows places of a ring, no entries.
 """
 
 from collections.abc import Callable
@@ -36,10 +36,6 @@ class SumTree:
         self._top = np.zeros(widths[-1])
         self.leaves = self._levels[0].reshape(-1)[:size]  # a view
 
-    @property
-    def total(self) -> float:
-        return float(self._top.sum())
-
     def update(self, places: Places) -> None:
         """Bring the sums of these leaves up to date."""
         above = [level.reshape(-1) for level in self._levels[1:]] + [self._top]
@@ -47,15 +43,16 @@ class SumTree:
             places = places // FANOUT
             sums[places] = children.take(places, axis=0).sum(axis=1)
 
-    def find(self, mass: Mass) -> Places:
-        """Return for each mass, from 0 to the total, the leaf at which the running sum of all leaves exceeds it.
+    def find(self, share: Mass) -> Places:
+        """Return for each share of the total, from 0 to 1, the leaf at which the running sum of leaves exceeds it.
 
         Sums of the same leaves in another order differ by rounding, so that a mass may seem to lie beyond the last
         child of a node; it is moved before its end. A leaf without mass is never found.
         """
         sums = np.zeros(len(self._top) + 1)
         self._top.cumsum(out=sums[1:])
-        node: Places = sums[1:].searchsorted(_below(mass, sums[-1]), side="right")
+        mass = _below(share * sums[-1], sums[-1])
+        node: Places = sums[1:].searchsorted(mass, side="right")
         mass, rows = mass - sums[node], np.arange(len(mass))
         for level in reversed(self._levels):
             sums = np.zeros((len(mass), FANOUT + 1))
@@ -100,10 +97,9 @@ class Proportional:
         self._tree.update(places)
 
     def choose(self, count: int, size: int) -> Choice:
-        total = self._tree.total
-        places = self._tree.find((np.arange(count) + self._random.random(count)) * (total / count))
-        weight = (size / total * self.mass[places]) ** -self._beta()
-        return Choice(places, (weight / weight.max()).astype(np.float32))
+        places = self._tree.find((np.arange(count) + self._random.random(count)) / count)
+        mass = self.mass.take(places)
+        return Choice(places, ((mass.min() / mass) ** self._beta()).astype(np.float32))
 
     def arrays(self) -> Arrays:
         return {"random": randomness.state_of(self._random), "highest": np.array([self._highest])}
