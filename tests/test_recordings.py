@@ -182,7 +182,7 @@ def test_recording_of_other_settings_is_neither_continued_nor_trained_on(tmp_pat
     other = Content("Fake-v0", CONTENT.spec, unroll_length=7, frame_stack=1)
     with pytest.raises(ConfigError, match="holds unrolls of other settings"):
         make_recorder(tmp_path / "rank-0", other)
-    with pytest.raises(ConfigError, match=r"recorded with algorithm.unroll_length=3, not 7"):
+    with pytest.raises(ConfigError, match=r"recorded with algorithm.unroll_length=3; set that, not 7"):
         check_recording(Recording.open(tmp_path), "Fake-v0", 7, 1)
 
 

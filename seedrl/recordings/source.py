@@ -94,4 +94,4 @@ def check_recording(recording: Recording, env: str, unroll_length: int, frame_st
         ("algorithm.unroll_length", unroll_length, content.unroll_length),
         ("env.frame_stack", frame_stack, content.frame_stack),
     ):
-        require(wanted == found, f"source: the unrolls were recorded with {setting}={found}, not {wanted}")
+        require(wanted == found, f"source: the unrolls were recorded with {setting}={found}; set that, not {wanted}")

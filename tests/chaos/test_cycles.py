@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from envs_server.mock import MockPool
 from seedrl.wire import codec
 from tests.chaos.cluster import Cluster, Resources, Setup, resources, wait_until
-from tests.chaos.counting import NUM_ACTIONS, SIGNATURE, CountingPool
+from tests.chaos.counting import NUM_ACTIONS, SIGNATURE, counting
 from tests.chaos.proxy import Proxy
 from tests.fakes import make_spec
 from tests.integration.support import RawActor
@@ -36,7 +37,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def cycle(address: str, lost: Proxy | None) -> None:
     """Joins, streams, and is gone: by a cut connection, or by a cancelled call if there is nothing to cut."""
     with RawActor(lost.address if lost else address) as actor:
-        pool = CountingPool(actor.join(SPEC, name="cycling"))
+        pool = counting(MockPool(actor.join(SPEC, name="cycling")))
         for request_id in range(1, STEPS + 1):
             rows = pool.recv()
             actor.send(codec.encode_step(request_id, rows))

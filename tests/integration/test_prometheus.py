@@ -255,6 +255,8 @@ def test_restarted_run_shows_no_burst_of_steps(watched: Watched) -> None:
     steps = dashboards.scoped("rate(seedrl_env_steps_total[$window])", "$scope")
     assert watched.ask(filled(steps.replace("$window", "1m"), watched)) == []
     eventually(lambda: watched.has_data(filled(steps, watched)))
+    watched.run.signal(signal.SIGTERM)
+    assert watched.run.wait() == 0
 
 
 def test_observe_ends_with_a_signal_and_leaves_nothing_behind(watched: Watched) -> None:
