@@ -14,7 +14,7 @@ from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
 from seedrl.models.build import build_model
 from seedrl.policy import Policy
-from seedrl.selectors import Fifo
+from seedrl.selection.fifo import Fifo
 from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelOutput, Ticket
 

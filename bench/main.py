@@ -15,6 +15,7 @@ STAGES = (
     "batcher",
     "inference",
     "learner",
+    "replay",
     "service",
     "metrics",
     "end_to_end",

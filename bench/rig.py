@@ -23,7 +23,8 @@ from seedrl.models.base import ActorCritic
 from seedrl.models.mlp import TinyEncoder
 from seedrl.policy import Policy
 from seedrl.rows import RESET
-from seedrl.selectors import Entries, Fifo
+from seedrl.selection.base import Entries
+from seedrl.selection.fifo import Fifo
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.service import InferenceService
 from seedrl.specs import EnvSpec

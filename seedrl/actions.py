@@ -97,6 +97,7 @@ class Gaussian:
         self.narrow_entropy = self.wide_entropy + self.count * math.log(NARROW_STD)
         self._squash = squash
         self._bounds = _bounds(spec)
+        self.is_squashed = squash and bool(self._bounds.is_finite.all())
         self._torch_bounds = Bounds(*map(torch.from_numpy, self._bounds))
 
     def noise(self, rows: int, generator: torch.Generator) -> Tensor:
@@ -115,6 +116,14 @@ class Gaussian:
         mean, log_std = self._mean_and_log_std(parameters)
         distance = (action - mean) * (-log_std).exp()
         return (-0.5 * distance.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+
+    def squashed_log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Return the log of the density of tanh(action): that of the action, divided by 1 - tanh² in every dimension.
+
+        log(1 - tanh(u)²) = 2 (log 2 - u - softplus(-2u)), which is exact however close to the bounds the action is.
+        """
+        log_slope = 2 * (math.log(2) - action - functional.softplus(-2 * action))
+        return self.log_prob(parameters, action) - log_slope.sum(dim=-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
         _, log_std = self._mean_and_log_std(parameters)
@@ -150,6 +159,7 @@ class Actions:
         self._is_single = isinstance(spec.action, CategoricalSpec) and not spec.action.shape
         self.shape = () if self._is_single else (sum(self._entries),)
         self.is_discrete = all(isinstance(part, Categorical) for part in self._parts)
+        self.is_squashed = all(isinstance(part, Gaussian) and part.is_squashed for part in self._parts)
         self.dtype = np.dtype(np.int64 if self.is_discrete else np.float32)
         self.feature_size = sum(part.feature_size for part in self._parts)
         self.wide_entropy = sum(part.wide_entropy for part in self._parts)  # of uniform choices and deviations of 1
@@ -181,6 +191,15 @@ class Actions:
         action = action.unsqueeze(-1) if self._is_single else action
         split = zip(self._parts, self._by_part(parameters), action.split(self._entries, dim=-1), strict=True)
         return torch.stack([part.log_prob(own, taken) for part, own, taken in split]).sum(dim=0)
+
+    def squashed_log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Return the log of the density of what `to_env` makes of actions, in units where -1 … 1 spans the bounds.
+
+        All actions have to be continuous, bounded and squashed: `is_squashed`.
+        """
+        split = zip(self._parts, self._by_part(parameters), action.split(self._entries, dim=-1), strict=True)
+        densities = [part.squashed_log_prob(own, taken) for part, own, taken in split if isinstance(part, Gaussian)]
+        return torch.stack(densities).sum(dim=0)
 
     def entropy(self, parameters: Tensor) -> Tensor:
         split = zip(self._parts, self._by_part(parameters), strict=True)

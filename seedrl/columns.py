@@ -6,7 +6,8 @@ saw, by index, for inference and training alike.
 
 What the device makes or needs at every step (frames, logits, values, core_state) is on the device and stays there. What
 the host knows anyway (rewards, flags, actions) is kept on the host and uploaded with the train batch: a few bytes per
-row, and no kernel for them at every step.
+row, and no kernel for them at every step. With another `memory` than the device, for rings that are too large for it,
+the former is there, and copied whenever the device needs it.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ from torch import Tensor
 from seedrl.actions import Actions
 from seedrl.device import upload
 from seedrl.rows import RESET, TERMINATED, TRUNCATED
-from seedrl.specs import Arrays, ArraySpec, EnvSpec, leaves, tree_map
-from seedrl.types import ModelInput, ModelOutput, Observation, Ticket, Unrolls, stack_frames
+from seedrl.specs import Arrays, ArraySpec, EnvSpec, leaves, names, tree_map
+from seedrl.types import ModelInput, ModelOutput, Observation, Recorded, Ticket, Unrolls, stack_frames
 
 Indices = NDArray[np.int64]
 
@@ -30,7 +31,7 @@ class RowIndices(NamedTuple):
     """The places of some rows in the columns."""
 
     host: Indices  # [N]
-    row: Tensor  # [N]  the same on the device
+    row: Tensor  # [N]  the same, where the columns are
     frame: Tensor  # [N]  the newest frame of each
     stack: Tensor  # [N * frame_stack]  all frames of each, oldest first
 
@@ -58,19 +59,23 @@ class Columns:
         core_size: int,
         overlap: int,
         device: torch.device,
+        memory: torch.device | None = None,
     ) -> None:
+        """`memory` is where rows are kept; the device, if it is not given."""
+        memory = memory or device
         self.rows = unroll_length + 1  # of an unroll
         self.frame_stack = frame_stack
+        self.core_size = core_size
         self.overlap = overlap  # rows that consecutive unrolls of a slot share
         self._frame_rows = frame_stack - 1 + self.rows
-        self._device = device
+        self._device, self._memory = device, memory
         self._frames = tree_map(
-            lambda leaf: Frames(leaf, entries * self._frame_rows, frame_stack, device), spec.observation
+            lambda leaf: Frames(leaf, entries * self._frame_rows, frame_stack, memory), spec.observation
         )
-        self._logits = torch.zeros(entries * self.rows, spec.policy_size, device=device)
-        self._value = torch.zeros(entries * self.rows, device=device)
-        self._core_state = torch.zeros(entries, core_size, device=device)
-        self._next_core_state = torch.zeros(entries, core_size, device=device)  # before the first row that is shared
+        self._logits = torch.zeros(entries * self.rows, spec.policy_size, device=memory)
+        self._value = torch.zeros(entries * self.rows, device=memory)
+        self._core_state = torch.zeros(entries, core_size, device=memory)
+        self._next_core_state = torch.zeros(entries, core_size, device=memory)  # before the first row that is shared
         self._host = _zeros(Actions(spec), entries * self.rows)
         self._back = np.arange(frame_stack - 1, -1, -1)  # oldest frame first
 
@@ -80,9 +85,14 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes they take on the device."""
+        """Return the bytes they take in their memory, which is the device's unless another was given."""
         columns = (self._logits, self._value, self._core_state, self._next_core_state)
         return sum(leaf.nbytes for leaf in leaves(self._frames)) + sum(column.nbytes for column in columns)
+
+    @property
+    def host_nbytes(self) -> int:
+        """Return the bytes they take on the host besides."""
+        return sum(column.nbytes for column in self._host)
 
     def locate(self, entry: Indices, t: Indices, age: Indices) -> RowIndices:
         """Return where rows t of entries are, all indices [N], uploaded at once.
@@ -96,8 +106,8 @@ class Columns:
         np.add(entry * self.rows, t, out=row)
         np.add(entry * self._frame_rows + (self.frame_stack - 1), t, out=frame)
         np.subtract(frame[:, np.newaxis], np.minimum(self._back, age[:, np.newaxis]), out=stack)
-        on_device = upload(index, self._device)
-        return RowIndices(row, on_device[:n], on_device[n : 2 * n], on_device[2 * n :])
+        there = upload(index, self._memory)
+        return RowIndices(row, there[:n], there[n : 2 * n], there[2 * n :])
 
     # Written by inference, one row of each of N entries at a time.
 
@@ -107,16 +117,16 @@ class Columns:
             column.write(frame, values)
 
     def stacks(self, at: RowIndices) -> Observation:
-        """Return the stacked observations [N, frame_stack * C, ...] of these rows."""
-        return tree_map(lambda column: column.stacks(at.stack), self._frames)
+        """Return the stacked observations [N, frame_stack * C, ...] of these rows, on the device."""
+        return tree_map(lambda column: column.stacks(at.stack).to(self._device), self._frames)
 
     def write_rows(self, at: RowIndices, record: Record, output: ModelOutput) -> None:
         """Write everything but frames and core_state; all of it [N, ...]."""
         columns: Sequence[NDArray[Any]] = self._host
         for column, values in zip(columns, record, strict=True):
             column[at.host] = values
-        self._logits.index_copy_(0, at.row, output.logits)
-        self._value.index_copy_(0, at.row, output.value)
+        self._logits.index_copy_(0, at.row, output.logits.to(self._memory))
+        self._value.index_copy_(0, at.row, output.value.to(self._memory))
 
     def write_core_state(self, entry: Indices, t: Indices, core_state: Tensor) -> None:
         """Keep the core_state [N, S] before rows t where an unroll begins, and where the next one will begin."""
@@ -124,7 +134,8 @@ class Columns:
             return
         for column, row in ((self._core_state, 0), (self._next_core_state, self.rows - self.overlap)):
             if (at := (t == row).nonzero()[0]).size:
-                column.index_copy_(0, upload(entry[at], self._device), core_state[upload(at, self._device)])
+                before = core_state[upload(at, self._device)].to(self._memory)
+                column.index_copy_(0, upload(entry[at], self._memory), before)
 
     def roll(self, finished: Indices, fresh: Indices) -> None:
         """Begin fresh entries with the last rows of finished ones, their frames and their core_state."""
@@ -137,13 +148,59 @@ class Columns:
         source, target = _spans(finished * self._frame_rows + first, frames), _spans(fresh * self._frame_rows, frames)
         self._copy([column.words for column in leaves(self._frames)], source, target)
         if self._core_state.shape[1]:
-            here, there = upload(np.stack((finished, fresh)), self._device)
+            here, there = upload(np.stack((finished, fresh)), self._memory)
             self._core_state.index_copy_(0, there, self._next_core_state.index_select(0, here))
 
     def _copy(self, columns: Sequence[Tensor], source: Indices, target: Indices) -> None:
-        here, there = upload(np.stack((source, target)), self._device)
+        here, there = upload(np.stack((source, target)), self._memory)
         for column in columns:
             column.index_copy_(0, there, column.index_select(0, here))
+
+    # Whole unrolls, for checkpoints and recordings.
+
+    def read(self, entry: Indices) -> dict[str, Tensor]:
+        """Return everything that finished entries [N] hold, by name, on the host; frames are not stacked."""
+        here = upload(entry, self._memory)
+        in_memory = {name: column.index_select(0, here) for name, column in self._unrolls().items()}
+        rows = entry[:, np.newaxis] * self.rows + np.arange(self.rows)
+        host = {name: torch.from_numpy(column[rows]) for name, column in self._host._asdict().items()}
+        return {**{name: column.cpu() for name, column in in_memory.items()}, **host}
+
+    def write(self, entry: Indices, unrolls: dict[str, Tensor]) -> None:
+        """Write what `read` returned to these entries [N]."""
+        there = upload(entry, self._memory)
+        for name, column in self._unrolls().items():
+            column.index_copy_(0, there, unrolls[name].to(self._memory))
+        rows = entry[:, np.newaxis] * self.rows + np.arange(self.rows)
+        for name, column in self._host._asdict().items():
+            column[rows] = unrolls[name].numpy()
+
+    def _unrolls(self) -> dict[str, Tensor]:
+        """Return the columns that are tensors, with a row for each entry."""
+        frames = {
+            f"observation{'.' if name else ''}{name}": column.frames.unflatten(0, (-1, self._frame_rows))
+            for name, column in zip(names(self._frames), leaves(self._frames), strict=True)
+        }
+        rows = {"behavior_logits": self._logits, "behavior_value": self._value}
+        unrolls = {name: column.unflatten(0, (-1, self.rows)) for name, column in rows.items()}
+        return {**frames, **unrolls, "core_state": self._core_state}
+
+    def last_versions(self, entry: Indices) -> Indices:
+        """Return the policy versions [N] of the last rows of finished entries."""
+        return self._host.policy_version[entry * self.rows + self.rows - 1]
+
+    def recorded(self, entry: Indices) -> Recorded:
+        """Return what finished entries hold besides observations, time-major."""
+        row = entry * self.rows + np.arange(self.rows)[:, np.newaxis]  # [T+1, N]
+        index, flags = upload(row.reshape(-1), self._memory), self._host.flags[row]
+        return Recorded(
+            reward=upload(self._host.reward[row], self._device),
+            terminated=upload((flags & TERMINATED) != 0, self._device),
+            truncated=upload((flags & TRUNCATED) != 0, self._device),
+            action=upload(self._host.action[row], self._device),
+            behavior_logits=self._logits.index_select(0, index).view(*row.shape, -1).to(self._device),
+            behavior_value=self._value.index_select(0, index).view(row.shape).to(self._device),
+        )
 
     # Read by the learner.
 
@@ -156,7 +213,7 @@ class Columns:
         at = self.locate(np.broadcast_to(entry, row.shape).reshape(-1), t.reshape(-1), record.age.reshape(-1))
 
         def rows(column: Tensor) -> Tensor:
-            return column.index_select(0, at.row).view(*row.shape, *column.shape[1:])
+            return column.index_select(0, at.row).view(*row.shape, *column.shape[1:]).to(self._device)
 
         def flag(bit: int) -> Tensor:
             return upload((record.flags & bit) != 0, self._device)
@@ -173,7 +230,7 @@ class Columns:
             action=upload(record.action, self._device),
             behavior_logits=rows(self._logits),
             behavior_value=rows(self._value),
-            core_state=self._core_state.index_select(0, upload(entry, self._device)),
+            core_state=self._core_state.index_select(0, upload(entry, self._memory)).to(self._device),
             weight=upload(weight, self._device),
             policy_version=record.policy_version,
             ticket=ticket,
@@ -197,7 +254,7 @@ def _spans(starts: Indices, span: Indices) -> Indices:
 
 
 class Frames:
-    """The frames of one leaf of all observations, as rows of words on the device."""
+    """The frames of one leaf of all observations, as rows of words."""
 
     def __init__(self, spec: ArraySpec, count: int, frame_stack: int, device: torch.device) -> None:
         self._spec = spec
@@ -211,6 +268,11 @@ class Frames:
     @property
     def nbytes(self) -> int:
         return self.words.nbytes
+
+    @property
+    def frames(self) -> Tensor:
+        """Return the memory as frames of the environment's shape and type."""
+        return self.words.view(self._dtype).view(-1, *self._spec.shape)
 
     def write(self, frame: Tensor, values: NDArray[Any]) -> None:
         values = np.ascontiguousarray(values).reshape(len(values), -1)

@@ -29,6 +29,11 @@ class Device(Enum):
     cuda = "cuda"
 
 
+class StoreDevice(Enum):
+    auto = "auto"
+    host = "host"
+
+
 class Engine(Enum):
     """The engine that starts and restarts the processes of a run."""
 
@@ -43,6 +48,11 @@ class Placement(Enum):
 
     collocate = "collocate"
     spread = "spread"
+
+
+class Activation(Enum):
+    tanh = "tanh"
+    relu = "relu"
 
 
 class Format(Enum):
@@ -73,6 +83,7 @@ class ModelConfig:
         "auto", "mlp | nature | impala | grid | tiny | your.module:Class | auto (nature or grid for images, else mlp)"
     )
     layers: list[int] = key([64, 64], "mlp: sizes of its layers")
+    activation: Activation = key(Activation.tanh, "mlp: tanh | relu, after each of them")
     separate: bool | None = key(
         None, "give values a network of their own; null: for continuous actions if neither images nor memory are used"
     )
@@ -82,6 +93,9 @@ class ModelConfig:
     gru: int = key(0, "units of a GRU in place of an LSTM; 0 for no GRU")
     popart: bool = key(True, "normalize value targets adaptively (PopArt), so that rewards can be of any scale")
     squash: bool = key(False, "keep continuous actions within their bounds by tanh instead of clipping")
+    state_std: bool = key(
+        False, "let the standard deviations of continuous actions depend on the observation, as sac needs it"
+    )
     options: dict[str, Any] = key({}, "keyword arguments for your own model class")
 
 
@@ -122,11 +136,49 @@ class ExplorationConfig:
     )
 
 
+SELECTORS = ("fifo", "uniform", "priority", "mixed")  # the names of the built-in ones
+
+
+@dataclass
+class PriorityConfig:
+    """Settings of `store.select=priority`."""
+
+    alpha: float = key(0.6, "power of priorities in the probability of an unroll; 0 makes all of them alike")
+    beta: float = key(0.4, "power of the importance weights; 1 corrects for the choice in full")
+    beta_end: float = key(1.0, "beta at stop.env_steps, reached linearly")
+
+
 @dataclass
 class StoreConfig:
-    select: str = key("fifo", "which unrolls are trained on: fifo (the oldest, each once) | your.module:Class")
+    select: str = key(
+        "fifo",
+        "which unrolls are trained on: fifo (the oldest, each once) | uniform | priority | mixed | your.module:Class",
+    )
     options: dict[str, Any] = key({}, "keyword arguments for your own selector class")
-    capacity: int = key(0, "number of finished unrolls kept for training; 0 for twice algorithm.batch_size")
+    capacity: int = key(
+        0, "number of finished unrolls kept; 0 for twice algorithm.batch_size with fifo, else for 64 times"
+    )
+    min_size: int = key(0, "uniform, priority: unrolls to collect before training begins; 0 for algorithm.batch_size")
+    samples_per_insert: float = key(
+        0.0, "uniform, priority: times that each unroll is trained on, on average; 0 lets neither side wait"
+    )
+    tolerance: float = key(
+        0.0, "samples that acting or training may be ahead before it waits; 0 for two train batches and one per env"
+    )
+    max_uses: int = key(0, "not fifo: times that an unroll is trained on at most; 0 for no limit")
+    max_staleness: int = key(0, "not fifo: updates after which an unroll is dropped; 0 for no limit")
+    priority: PriorityConfig = group(PriorityConfig)
+    replay_share: float = key(0.5, "mixed: fraction of each train batch that is replayed; the rest is new")
+    checkpoint: bool = key(
+        False, "not fifo: keep the unrolls in the newest checkpoint, so that a resumed run need not collect them again"
+    )
+    device: StoreDevice = key(
+        StoreDevice.auto,
+        "auto (on the learner's device) | host (in its main memory, for stores that do not fit an accelerator; "
+        "observations are uploaded once more for training)",
+    )
+    dump: str = key("", "directory to record all finished unrolls in, for source=DIR of other runs; empty for none")
+    dump_gb: float = key(10.0, "recorded unrolls to keep, in GiB; the oldest are deleted")
 
 
 @dataclass
@@ -220,6 +272,7 @@ class LearnerConfig:
     socket: str = key("", "unix:PATH to listen on as well, without TLS; `seedrl run` uses one for its own actors")
     run_dir: str = key("", "run directory; an existing one is resumed; empty for runs/<env>/<time>")
     max_restarts: int = key(5, "restarts of a crashed learner within ten minutes before `seedrl run` gives up")
+    source: str = key("", "directory of recorded unrolls (store.dump) to train on without actors; empty for actors")
     init_from: str = key("", "run or checkpoint directory to load the initial weights from")
     callbacks: list[str] = key([], "your.module:Class of code that follows the run; see docs/algorithms.md")
     callback_options: dict[str, Any] = key({}, "keyword arguments of these classes, by name, e.g. {Class: {key: 1}}")

@@ -40,6 +40,7 @@ REFUSALS = (
     *("unauthenticated", "invalid_message", "mismatch", "not_granted", "too_late", "superseded", "no_capacity"),
     "internal",
 )
+DROPPED_UNROLLS = ("session_ended", "off_policy", "stale", "unused", "other")
 QUANTILES = ("0.1", "0.5", "0.9")
 MOODS = ("good", "open", "bad")  # of the verdict on learning
 REDIRECTS = ("balance", "closed", "drain", "rebalance")
@@ -216,7 +217,12 @@ class ServingMetrics:
     eval_length: Histogram = histogram(STEPS, "Steps of finished evaluation episodes")
     unrolls_made: int = counter("Unrolls finished and handed to the learner")
     unrolls_dropped: dict[str, int] = counters(
-        "reason", ("session_ended",), "Unrolls discarded before they were handed over, because their session ended"
+        "reason",
+        DROPPED_UNROLLS,
+        "Unrolls that were never trained on, or not as often as they could have been: session_ended (before they were "
+        "finished), off_policy (left over from an earlier policy of an on-policy run), stale (older than "
+        "store.max_staleness), unused (made room in a replay memory before they were picked), other (dropped by a "
+        "selector of your own)",
     )
     rows_dropped: dict[str, int] = counters(
         "reason",
@@ -378,6 +384,9 @@ class LearnerState:
     store_unrolls: float = gauge("Finished unrolls waiting to be trained on")
     store_capacity: float = gauge("Finished unrolls that the store can hold")
     store_bytes: float = gauge("Device memory of the store")
+    store_limited: dict[str, float] = gauges(
+        "side", ("learner", "actors"), "1 while the limiter of a replay memory holds this side back"
+    )
     checkpoint_interval_seconds: float = gauge("checkpoint.seconds")
     actor_slowest_round_trip_seconds: float = gauge("Mean round trip of the slowest actor, in its latest report")
     actor_longest_silence_seconds: float = gauge("Longest time since the last message of a connected actor")

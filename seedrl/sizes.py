@@ -2,7 +2,7 @@
 
 import os
 
-from seedrl.config import ActorsConfig, LearnerConfig
+from seedrl.config import SELECTORS, ActorsConfig, LearnerConfig
 
 
 def group_size(config: LearnerConfig) -> int:
@@ -21,12 +21,29 @@ def can_be_on_policy(config: LearnerConfig) -> bool:
     actors = config.actors
     envs = actors.count * (actors.envs - len(evaluation_envs(actors)))
     is_fixed = envs > 0 and actors.at_most <= actors.count and config.ranks.count == 1
-    return is_fixed and config.algorithm.batch_size % envs == 0
+    return is_fixed and not is_replay(config) and config.algorithm.batch_size % envs == 0
+
+
+def is_replay(config: LearnerConfig) -> bool:
+    """Return whether the settings name a built-in selector that trains on unrolls more than once."""
+    return config.store.select in SELECTORS and config.store.select != "fifo"
+
+
+def actor_count(config: LearnerConfig) -> int:
+    """Return how many actors `seedrl run` starts at first: none if recorded unrolls are the source."""
+    return 0 if config.source else config.actors.count
 
 
 def store_capacity(config: LearnerConfig) -> int:
     """Return how many finished unrolls the store keeps."""
-    return config.store.capacity or 2 * config.algorithm.batch_size
+    return config.store.capacity or (64 if is_replay(config) else 2) * config.algorithm.batch_size
+
+
+def store_tolerance(config: LearnerConfig) -> float:
+    """Return how many samples acting or training may be ahead: by default all environments may end at once."""
+    store, actors = config.store, config.actors
+    envs = max(1, actors.count, actors.at_most) * actors.envs
+    return store.tolerance or 2 * config.algorithm.batch_size + store.samples_per_insert * envs
 
 
 def serving_ranks(config: LearnerConfig) -> int:

@@ -8,7 +8,7 @@ inference writes row by row; `capacity` further entries are free or hold finishe
       └────────────────── the selector evicts ───────────┘
 
 Which finished unrolls are trained on, how often, and when their entries are free again is up to the selector
-(selectors.py). Consecutive unrolls of a slot share `overlap` rows: the last ones of one are the first ones of the next.
+(selection/). Consecutive unrolls of a slot share `overlap` rows: the last ones of one are the first ones of the next.
 """
 
 import threading
@@ -23,10 +23,16 @@ from seedrl.columns import Columns, Indices
 from seedrl.config import LearnerConfig
 from seedrl.device import after_serving, finish
 from seedrl.errors import require
-from seedrl.selectors import Fifo, Selector
+from seedrl.run.checkpoint import Tensors, with_prefix, without_prefix
+from seedrl.selection.base import Limits, Selector
 from seedrl.sizes import store_capacity
 from seedrl.specs import EnvSpec
-from seedrl.types import Ticket, Unrolls
+from seedrl.types import Recorded, Ticket, Unrolls
+
+
+def _layout(tensors: Tensors) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    """Return what the tensors of a checkpoint are, whatever number of unrolls they hold."""
+    return {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in tensors.items()}
 
 
 class StoreSizes(NamedTuple):
@@ -49,6 +55,17 @@ class StoreSizes(NamedTuple):
             overlap=overlap,
         )
 
+    def columns(self, spec: EnvSpec, entries: int, device: torch.device, memory: torch.device | None = None) -> Columns:
+        lengths = (self.unroll_length, self.frame_stack, self.core_size, self.overlap)
+        return Columns(spec, entries, *lengths, device, memory)
+
+
+class StoreBytes(NamedTuple):
+    """The memory of a store."""
+
+    device: int
+    host: int
+
 
 class Store:
     """Thread-safe between one writer (inference) and one reader (learner): no entry belongs to both at a time."""
@@ -60,39 +77,57 @@ class Store:
         sizes: StoreSizes,
         device: torch.device,
         on_free: Callable[[], None] = lambda: None,
+        priority_of: Callable[[Recorded], Tensor] | None = None,
+        record: Callable[[Tensors], None] | None = None,
+        memory: torch.device | None = None,
     ) -> None:
-        """`on_free` is called by the thread that has taken unrolls, when entries may be free."""
+        """`on_free` is called by the thread that has taken unrolls, when entries may be free.
+
+        `priority_of` returns the priorities [B] of unrolls that have just been finished, and `record` gets copies of
+        them, both in the writer's thread. `memory` is where unrolls are kept, if not on the device.
+        """
         require(
             2 * sizes.overlap <= sizes.unroll_length + 1,
             f"algorithm.unroll_length={sizes.unroll_length} is too short for unrolls that share {sizes.overlap} rows",
         )
         self.capacity = sizes.capacity
         entries = sizes.slots + sizes.capacity
-        self.columns = Columns(
-            spec, entries, sizes.unroll_length, sizes.frame_stack, sizes.core_size, sizes.overlap, device
-        )
+        self.columns = sizes.columns(spec, entries, device, memory)
         self._device = device
         self._on_free = on_free
+        self._priority_of = priority_of
+        self._record = record
         self._selector = selector
         self._generation = np.zeros(entries, np.int64)  # unrolls that each entry has held
         self._free = list(range(sizes.slots, entries))
         self._changed = threading.Condition()  # guards the three above
 
-    @classmethod
-    def bytes_needed(cls, spec: EnvSpec, sizes: StoreSizes) -> int:
-        """Return the bytes that a store of these sizes takes on the device, without making one."""
-        return cls(spec, Fifo(), sizes, torch.device("meta")).columns.nbytes
+    @staticmethod
+    def bytes_needed(spec: EnvSpec, sizes: StoreSizes) -> StoreBytes:
+        """Return the bytes that a store of these sizes takes, without making one."""
+        entries = sizes.slots + sizes.capacity
+        one = sizes.columns(spec, 1, torch.device("meta"))
+        return StoreBytes(entries * one.nbytes, entries * one.host_nbytes)
 
     @property
     def ready(self) -> int:
         """Return how many finished unrolls the selector can choose from."""
         return len(self._selector)
 
+    def limits(self) -> Limits:
+        """Return which settings hold the learner or the actors back."""
+        with self._changed:
+            return self._selector.limits()
+
     # For inference.
 
     def reserve(self, count: int) -> Indices:
-        """Return up to `count` entries to write to: free ones, and those that the selector evicts."""
+        """Return up to `count` entries to write to: free ones, and those that the selector evicts.
+
+        As many finished unrolls have to be committed next.
+        """
         with self._changed:
+            count = self._selector.may_add(count)
             if count > len(self._free):
                 self._free.extend(self._selector.evict(count - len(self._free)).tolist())
             # The newest first: what was read last is still in the caches.
@@ -100,10 +135,21 @@ class Store:
 
     def commit(self, entries: Indices) -> None:
         """Hand finished unrolls over to the selector."""
+        versions = self.columns.last_versions(entries)
+        priority = None
+        if self._priority_of is not None:
+            priority = self._priority_of(self.columns.recorded(entries)).float().cpu().numpy()
+        if self._record is not None:
+            self._record(self.columns.read(entries))
         with self._changed:
             self._generation[entries] += 1
-            self._selector.add(entries)
+            self._selector.add(entries, versions, priority)
             self._changed.notify()
+
+    def take_dropped(self) -> dict[str, int]:
+        """Return by reason how many finished unrolls the selector has dropped since the last call."""
+        with self._changed:
+            return self._selector.take_dropped()
 
     # For the learner.
 
@@ -138,6 +184,29 @@ class Store:
         with self._changed:
             is_there = self._generation[ticket.entry] == ticket.generation
             self._selector.prefer(ticket.entry[is_there], values[is_there])
+
+    # For checkpoints.
+
+    def tensors(self) -> Tensors:
+        """Return the finished unrolls that the selector keeps, and what it knows of them; the writer waits."""
+        after_serving(self._device)
+        with self._changed:
+            known = {name: torch.from_numpy(array) for name, array in self._selector.arrays().items()}
+            unrolls = self.columns.read(self._selector.known())
+        return {**with_prefix("selector", known), **with_prefix("unrolls", unrolls)}
+
+    def load(self, tensors: Tensors) -> bool:
+        """Restore `tensors` to a store without unrolls; return false if they are not of a store like this one."""
+        unrolls, known = without_prefix("unrolls", tensors), without_prefix("selector", tensors)
+        if _layout(tensors) != _layout(self.tensors()) or len(unrolls["reward"]) > self.capacity:
+            return False
+        with self._changed:
+            entries = np.array([self._free.pop() for _ in range(len(unrolls["reward"]))], np.int64)
+            self.columns.write(entries, unrolls)
+            self._generation[entries] += 1
+            self._selector.load(entries, {name: tensor.numpy() for name, tensor in known.items()})
+        finish(self._device)
+        return True
 
     def blank(self, count: int) -> Unrolls:
         """Return unrolls of zeros and of ends: none of their transitions is valid."""

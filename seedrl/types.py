@@ -44,6 +44,17 @@ class ModelOutput(NamedTuple):
     aux: dict[str, Tensor] | None = None  # [T+1, B] or [] each  further losses; see seedrl/algorithms/auxiliary.py
 
 
+class Recorded(NamedTuple):
+    """Finished unrolls without their observations, for the priorities that they have before they are trained on."""
+
+    reward: Tensor  # [T+1, B]
+    terminated: Tensor  # [T+1, B]  bool
+    truncated: Tensor  # [T+1, B]  bool
+    action: Tensor  # [T+1, B, ...]
+    behavior_logits: Tensor  # [T+1, B, P]
+    behavior_value: Tensor  # [T+1, B]
+
+
 class Ticket(NamedTuple):
     """The identity of unrolls in the store. It outlives them: an entry that holds another unroll by now is known."""
 
@@ -84,6 +95,21 @@ class Unrolls(NamedTuple):
             weight=self.weight.index_select(0, here),
             policy_version=self.policy_version[:, host],
             ticket=Ticket(*(number[host] for number in self.ticket)),
+        )
+
+    def rows_from(self, row: int, core_state: Tensor) -> "Unrolls":
+        """Return the same unrolls without the rows before this one; `core_state` is the one before it."""
+        return Unrolls(
+            self.inputs.tree_map(lambda tensor: tensor[row:]),
+            terminated=self.terminated[row:],
+            truncated=self.truncated[row:],
+            action=self.action[row:],
+            behavior_logits=self.behavior_logits[row:],
+            behavior_value=self.behavior_value[row:],
+            core_state=core_state,
+            weight=self.weight,
+            policy_version=self.policy_version[row:],
+            ticket=self.ticket,
         )
 
     def tree_map(self, function: Callable[[Tensor], Tensor]) -> "Unrolls":

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from seedrl.algorithms.settings import ALGORITHMS
+from seedrl.algorithms.settings import ALGORITHMS, REPLAYING, AlgorithmConfig
 from seedrl.config import (
     MISSING,
     MODELS,
+    SELECTORS,
     ActorConfig,
     Engine,
     EvalConfig,
@@ -17,7 +18,14 @@ from seedrl.config import (
 )
 from seedrl.errors import require
 from seedrl.plugins import is_import_path, is_own
-from seedrl.sizes import can_be_on_policy, evaluation_envs, serving_ranks
+from seedrl.sizes import (
+    can_be_on_policy,
+    evaluation_envs,
+    is_replay,
+    serving_ranks,
+    store_capacity,
+    store_tolerance,
+)
 from seedrl.wire.address import check_address
 from seedrl.wire.security import check_actor_security, check_learner_security, is_socket, is_wildcard
 
@@ -25,6 +33,8 @@ from seedrl.wire.security import check_actor_security, check_learner_security, i
 def check(config: LearnerConfig) -> None:
     """Refuse settings of a learner that cannot work."""
     _check_algorithm(config)
+    _check_store(config)
+    _check_source(config)
     _check_exploration(config)
     _check_run(config)
     _check_serving(config)
@@ -38,21 +48,146 @@ def check(config: LearnerConfig) -> None:
 
 
 def _check_algorithm(config: LearnerConfig) -> None:
-    algorithm, capacity = config.algorithm, config.store.capacity
+    algorithm = config.algorithm
     require(algorithm.unroll_length >= 1, f"algorithm.unroll_length={algorithm.unroll_length} must be at least 1")
     require(algorithm.batch_size >= 1, f"algorithm.batch_size={algorithm.batch_size} must be at least 1")
     require(algorithm.passes >= 0, f"algorithm.passes={algorithm.passes} must not be negative")
     require(algorithm.minibatches >= 0, f"algorithm.minibatches={algorithm.minibatches} must not be negative")
     require(
         not algorithm.on_policy or can_be_on_policy(config),
-        f"algorithm.on_policy=true needs one rank, a fixed number of actors, and an algorithm.batch_size that is a "
-        f"multiple of all environments that are trained on, unlike {algorithm.batch_size}",
+        f"algorithm.on_policy=true needs store.select=fifo, one rank, a fixed number of actors, and an "
+        f"algorithm.batch_size that is a multiple of the environments that are trained on, not {algorithm.batch_size}",
     )
+    _check_replaying(config)
     require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
     require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
+
+
+def _check_store(config: LearnerConfig) -> None:
+    store, batch_size = config.store, config.algorithm.batch_size
+    _check_name("store.select", store.select, SELECTORS)
     require(
-        capacity == 0 or capacity >= algorithm.batch_size,
-        f"store.capacity={capacity} could never hold algorithm.batch_size={algorithm.batch_size} unrolls",
+        store.capacity == 0 or store.capacity >= batch_size,
+        f"store.capacity={store.capacity} could never hold algorithm.batch_size={batch_size} unrolls",
+    )
+    for name in ("min_size", "samples_per_insert", "tolerance", "max_uses", "max_staleness"):
+        value = getattr(store, name)
+        require(0 <= value < math.inf, f"store.{name}={value} must be finite and not negative")
+    if is_replay(config):
+        _check_replay(config)
+    else:
+        _refuse(config, "min_size", "samples_per_insert", "tolerance", "max_uses", "max_staleness")
+    require(
+        not store.checkpoint or store.select != "fifo",
+        "store.checkpoint=true has no meaning with store.select=fifo, whose unrolls are trained on once",
+    )
+    require(
+        not store.checkpoint or serving_ranks(config) == 1,
+        f"store.checkpoint=true needs one store, not those of ranks.count={config.ranks.count}",
+    )
+
+
+def _check_source(config: LearnerConfig) -> None:
+    require(config.store.dump_gb > 0, f"store.dump_gb={config.store.dump_gb} must be positive")
+    if not config.source:
+        return
+    require(not config.store.dump, f"source={config.source} brings nothing new to record: remove store.dump")
+    for setting, value in (("ranks.count", config.ranks.count), ("actors.at_most", config.actors.at_most)):
+        require(value <= 1, f"source={config.source} trains in one process and without actors, not {setting}={value}")
+
+
+def _refuse(config: LearnerConfig, *settings: str) -> None:
+    """Refuse settings that the selector would ignore."""
+    given = [f"store.{name}={getattr(config.store, name)}" for name in settings if getattr(config.store, name)]
+    needed = "uniform or priority" if is_replay(config) else "uniform, priority or mixed"
+    require(
+        not given,
+        f"{', '.join(given)} has no meaning with store.select={config.store.select}; choose {needed}, or leave it out",
+    )
+
+
+def _check_replay(config: LearnerConfig) -> None:
+    store, batch_size, capacity = config.store, config.algorithm.batch_size, store_capacity(config)
+    require(
+        capacity > batch_size,
+        f"store.capacity={capacity} has to be more than algorithm.batch_size={batch_size} with "
+        f"store.select={store.select}",
+    )
+    if store.select == "mixed":
+        _refuse(config, "min_size", "samples_per_insert", "tolerance")
+        require(0 <= store.replay_share < 1, f"store.replay_share={store.replay_share} must be at least 0 and below 1")
+        require(
+            round(store.replay_share * batch_size) < batch_size,
+            f"store.replay_share={store.replay_share} leaves no new unroll in algorithm.batch_size={batch_size}",
+        )
+        return
+    require(
+        store.min_size <= capacity, f"store.min_size={store.min_size} is more than store.capacity={capacity} can hold"
+    )
+    require(
+        not store.max_uses or store.samples_per_insert <= store.max_uses,
+        f"store.samples_per_insert={store.samples_per_insert:g} is more than store.max_uses={store.max_uses} allows",
+    )
+    least = (batch_size + store.samples_per_insert) / 2
+    require(
+        store_tolerance(config) >= least,
+        f"store.tolerance={store.tolerance:g} would let acting and training wait for each other; it has to be at least "
+        f"{least:g}, half of algorithm.batch_size + store.samples_per_insert",
+    )
+    require(
+        not config.lockstep or store.samples_per_insert > 0,
+        f"lockstep=true with store.select={store.select} needs store.samples_per_insert, or training would never end",
+    )
+    _check_priority(config)
+
+
+def _check_priority(config: LearnerConfig) -> None:
+    priority = config.store.priority
+    for name in ("alpha", "beta", "beta_end"):
+        value = getattr(priority, name)
+        require(0 <= value <= 1, f"store.priority.{name}={value} must be between 0 and 1")
+
+
+def _check_replaying(config: LearnerConfig) -> None:
+    """Refuse an algorithm that learns from replay without any, or with settings that cannot work."""
+    algorithm, name = config.algorithm, config.algorithm.name
+    require(
+        name not in REPLAYING or config.store.select != "fifo",
+        f"algorithm.name={name} has to train on every unroll many times, and store.select=fifo hands each out once; "
+        f"algorithm={name} (without .name) also sets the store, or set store.select=uniform",
+    )
+    require(
+        name not in REPLAYING or not algorithm.on_policy,
+        f"algorithm.on_policy=true leaves out what older policies did, and algorithm.name={name} learns from that",
+    )
+    _check_dqn(algorithm)
+    _check_sac(config)
+
+
+def _check_dqn(algorithm: AlgorithmConfig) -> None:
+    own = algorithm.dqn
+    require(own.n_steps >= 1, f"algorithm.dqn.n_steps={own.n_steps} must be at least 1")
+    require(own.target_period >= 1, f"algorithm.dqn.target_period={own.target_period} must be at least 1")
+    require(0 <= own.eta <= 1, f"algorithm.dqn.eta={own.eta} must be between 0 and 1")
+    require(
+        0 <= 2 * own.burn_in < algorithm.unroll_length,
+        f"algorithm.dqn.burn_in={own.burn_in} must be 0 or more, and less than half of "
+        f"algorithm.unroll_length={algorithm.unroll_length}",
+    )
+
+
+def _check_sac(config: LearnerConfig) -> None:
+    own, model, is_chosen = config.algorithm.sac, config.model, config.algorithm.name == "sac"
+    require(own.n_steps >= 1, f"algorithm.sac.n_steps={own.n_steps} must be at least 1")
+    require(0 < own.target_rate <= 1, f"algorithm.sac.target_rate={own.target_rate} must be above 0 and at most 1")
+    require(0 < own.temperature < math.inf, f"algorithm.sac.temperature={own.temperature} must be positive and finite")
+    require(
+        not is_chosen or is_import_path(model.name) or (model.squash and model.state_std),
+        "algorithm.name=sac needs model.squash=true and model.state_std=true; algorithm=sac (without .name) sets both",
+    )
+    require(
+        not is_chosen or not (model.lstm or model.gru),
+        "algorithm.name=sac has critics without a memory; set model.lstm=0 and model.gru=0",
     )
 
 
@@ -165,6 +300,10 @@ def check_job(config: RunConfig) -> None:
     """Refuse a job that its engine could not run on any machines."""
     check(config)
     check_placement(config)
+    require(
+        not config.source or config.launch.engine is Engine.local,
+        f"source={config.source} trains on this machine: launch.engine={config.launch.engine.name} is not supported",
+    )
     if config.launch.engine is Engine.ray:
         _check_on_ray(config)
     else:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
+from seedrl.algorithms.base import networks_of
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.columns import Record
@@ -23,7 +24,7 @@ from seedrl.policy import Policy
 from seedrl.ranks.averaging import RankAverager
 from seedrl.ranks.group import Ranks
 from seedrl.rows import RESET, TERMINATED
-from seedrl.selectors import Fifo
+from seedrl.selection.fifo import Fifo
 from seedrl.specs import EnvSpec
 from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelInput, ModelOutput
@@ -42,9 +43,20 @@ def model_input(spec: EnvSpec, rows: int, batch: int, *, seed: int = 0, resets: 
     return ModelInput(
         observation=observation,
         reward=torch.randn(rows, batch, generator=generator).masked_fill(reset, 0),
-        last_action=torch.randint(spec.policy_size, (rows, batch), generator=generator).masked_fill(reset, 0),
+        last_action=_some_actions(spec, rows, batch, generator).masked_fill(reset.view(rows, batch, *_ones(spec)), 0),
         reset=reset,
     )
+
+
+def _some_actions(spec: EnvSpec, rows: int, batch: int, generator: torch.Generator) -> Tensor:
+    actions = Actions(spec)
+    if actions.shape:
+        return torch.randn(rows, batch, *actions.shape, generator=generator)
+    return torch.randint(spec.policy_size, (rows, batch), generator=generator)
+
+
+def _ones(spec: EnvSpec) -> list[int]:
+    return [1] * len(Actions(spec).shape)
 
 
 def row_of(inputs: ModelInput, t: int) -> ModelInput:
@@ -66,7 +78,7 @@ def record(
     """Commit `unrolls` of random rows, answered by `model` one at a time, through the calls that inference makes."""
     inputs = model_input(spec, store.columns.unroll_length + 1, unrolls, seed=seed)
     inputs = inputs._replace(reward=reward(inputs.reward), observation=observation(inputs.observation))
-    entry = store.reserve(unrolls)
+    entry, actions = store.reserve(unrolls), Actions(spec)
     assert len(entry) == unrolls, "the store is too small for this test"
     core_state = torch.randn(unrolls, core_size_of(model), generator=torch.Generator().manual_seed(seed))
     ends = torch.cat([inputs.reset[1:], torch.zeros(1, unrolls, dtype=torch.bool)])
@@ -85,7 +97,7 @@ def record(
             flags=(RESET * reset + TERMINATED * ended).astype(np.uint8),
             age=nothing,
             last_action=row.last_action[0].numpy(),
-            action=output.logits[0].argmax(dim=-1).numpy(),
+            action=actions.choose(output.logits[0], torch.zeros(unrolls, actions.noise_size)).numpy(),
             policy_version=np.array(policy_version),
         )
         store.columns.write_rows(place, known, ModelOutput(output.logits[0], output.value[0]))
@@ -159,14 +171,15 @@ def learner_parts(
     store = Store(spec, Fifo(), sizes, torch.device("cpu"))
     policy, metrics = Policy(model, version=0), LearningMetrics()
     parts: LearnerParts
+    built = build_algorithm(algorithm, Actions(spec, squash=True), model)
     learner = Learner(
         config,
         model,
-        build_algorithm(algorithm, Actions(spec), model),
+        built,
         metrics,
         env_steps=lambda: parts.steps,
         prefer=store.prefer,
-        averager=None if ranks is None else RankAverager(ranks, model, sync_every),
+        averager=None if ranks is None else RankAverager(ranks, model, networks_of(built), sync_every),
     )
     parts = LearnerParts(learner, store, policy, metrics, config, spec)
     return parts

@@ -16,16 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
+from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.build import build_algorithm
-from seedrl.algorithms.settings import Optimizer
+from seedrl.algorithms.settings import AlgorithmConfig, DQNConfig, Optimizer
+from seedrl.algorithms.vtrace import VTrace
 from seedrl.config import ModelConfig
 from seedrl.learning.learner import Learner
 from seedrl.models.build import build_model
+from seedrl.models.mlp import Normalize
 from seedrl.ranks.ending import ending_at_once
 from seedrl.ranks.group import Ranks
-from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Outbox, RemoteLearner
+from seedrl.ranks.separate import SERVING, TRAINING, Inbox, MirroredLearner, Outbox, Preferences, RemoteLearner
 from seedrl.run.identity import identity
-from seedrl.specs import EnvSpec
+from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
+from seedrl.types import Ticket, Unrolls
 from tests.builders import LearnerParts, learner_parts, one_step, record, weights
 from tests.fakes import AuxModel, TinyModel, make_spec
 from tests.integration.waiting import DEADLINE
@@ -42,6 +46,20 @@ class Hoarder(TinyModel):
         self.unused = nn.Parameter(torch.ones(3))
 
 
+class WithCritic(VTrace):
+    """Also trains a network of its own, which has running statistics, to predict the next reward."""
+
+    def __init__(self, config: AlgorithmConfig, actions: Actions, model: nn.Module) -> None:
+        super().__init__(config, actions, model)
+        self.networks = nn.Sequential(Normalize(5), nn.Linear(5, 1))
+
+    def loss(self, batch: Unrolls, forward: Forward, fraction: float) -> Loss:
+        loss, valid = super().loss(batch, forward, fraction), self.valid(batch)
+        predicted = self.networks(batch.inputs.observation[:-1].flatten(0, 1)).view(valid.shape)
+        error = (valid * (predicted - batch.inputs.reward[1:]).square()).sum() / valid.sum().clamp(min=1)
+        return loss._replace(total=loss.total + error)
+
+
 @dataclass(frozen=True)
 class Case:
     model: ModelConfig | Callable[[EnvSpec], nn.Module]
@@ -50,6 +68,7 @@ class Case:
     algorithm: dict[str, Any] = field(default_factory=dict)
     sync_every: int = 1
     is_last_idle: bool = False  # the last rank has no train batches
+    draws: bool = False  # noise, so that the updates of ranks are not those of one process
     poisoned: tuple[int, ...] = ()  # updates in which the last rank's rewards are infinite
 
     def parts(self, batch_size: int, ranks: Ranks | None = None) -> LearnerParts:
@@ -65,6 +84,7 @@ class Case:
 
 
 SMALL = {"layers": [8]}
+CRITIC = {"name": "tests.ranked:WithCritic"}
 CASES = {
     "mlp": Case(ModelConfig(**SMALL)),
     "lstm": Case(ModelConfig(lstm=6, **SMALL)),
@@ -75,9 +95,21 @@ CASES = {
     "passes": Case(ModelConfig(**SMALL), algorithm={"passes": 2}),
     "unused": Case(Hoarder),
     "aux": Case(AuxModel),
+    "networks": Case(ModelConfig(**SMALL), algorithm=CRITIC),
+    "dqn": Case(
+        ModelConfig(lstm=6, popart=False, **SMALL),
+        algorithm={"name": "dqn", "dqn": DQNConfig(burn_in=1, target_period=2), "max_grad_norm": 1.0},
+    ),
+    "sac": Case(
+        ModelConfig(state_std=True, **SMALL),
+        EnvSpec(ArraySpec((5,), "float32"), ContinuousSpec((-1.0, -1.0), (1.0, 1.0), (2,))),
+        algorithm={"name": "sac"},
+        draws=True,
+    ),
     "poisoned": Case(ModelConfig(**SMALL), poisoned=(1, 3)),
     "idle": Case(ModelConfig(normalize=True, popart=True, lstm=6, **SMALL), is_last_idle=True),
     "idle_local": Case(ModelConfig(normalize=True, popart=True, **SMALL), is_last_idle=True, sync_every=2),
+    "networks_local": Case(ModelConfig(**SMALL), sync_every=2, algorithm=CRITIC),
     "local": Case(ModelConfig(normalize=True, popart=False, **SMALL), sync_every=UPDATES - 1),
     "local_popart": Case(ModelConfig(popart=True, **SMALL), sync_every=UPDATES, algorithm={"reward_scale": 30.0}),
 }
@@ -97,7 +129,7 @@ def train(case: Case, parts: LearnerParts, part_of: int, rank: int) -> dict[str,
                 assert parts.update()
             else:
                 parts.store.take(case.share, timeout=0)
-        seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner.model).items()}
+        seen |= {f"{update}/{name}": tensor for name, tensor in weights(parts.learner._trained).items()}
         seen[f"{update}/versions"] = torch.tensor([parts.metrics.updates, parts.metrics.skipped_updates])
         seen[f"{update}/grad_norm"] = torch.tensor(parts.metrics.grad_norm)
     return seen
@@ -121,14 +153,32 @@ def poison(parts: LearnerParts, updates: tuple[int, ...]) -> None:
     parts.store.take = taken  # type: ignore[method-assign]
 
 
-SEPARATE = Case(ModelConfig(lstm=6, popart=True, **SMALL), algorithm={"passes": 2, "learning_rate_end": 0.001})
+SEPARATE = {
+    "separate": Case(ModelConfig(lstm=6, popart=True, **SMALL), algorithm={"passes": 2, "learning_rate_end": 0.001}),
+    "separate_dqn": Case(ModelConfig(popart=False, **SMALL), algorithm={"name": "dqn", "minibatches": 3}),
+}
+
+
+class Noted:
+    """The priorities that the store is handed: entries, generations and values."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = [torch.zeros(0, 3)]
+
+    def prefer(self, ticket: Ticket, priority: Tensor) -> None:
+        columns = [torch.from_numpy(ticket.entry), torch.from_numpy(ticket.generation), priority]
+        self._rows.append(torch.stack([column.float() for column in columns], dim=1))
+
+    def all(self) -> Tensor:
+        return torch.cat(self._rows)
 
 
 def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
     """Return what rank 0 serves after every update that rank 1 has made on its unrolls."""
     parts = case.parts(case.share * WORLD)
     batch_size = parts.config.algorithm.batch_size
-    remote = RemoteLearner(ranks, parts.learner.model, parts.metrics)
+    noted = Noted()
+    remote = RemoteLearner(ranks, parts.learner.model, parts.metrics, noted.prefer)
     seen = {}
     for update in range(UPDATES):
         record(parts.store, remote.model, case.spec, batch_size, seed=update, policy_version=parts.policy.version)
@@ -142,22 +192,24 @@ def serve_apart(case: Case, ranks: Ranks) -> dict[str, Tensor]:
         seen[f"{update}/counted"] = torch.tensor([version, metrics.updates, metrics.unrolls_trained])
         seen[f"{update}/lag"] = torch.tensor([metrics.policy_lag.sum, metrics.learning_rate])
     seen["tensors"] = torch.tensor(len(remote.tensors()))
+    seen["preferred"] = noted.all()
     seen["publish_lags"] = torch.tensor(parts.metrics.publish_lag_seconds.count)
     return seen
 
 
 def train_apart(case: Case, ranks: Ranks) -> None:
     """Train on the unrolls of rank 0, as rank 1 does."""
-    parts = case.parts(case.share * WORLD)
+    preferences, parts = Preferences(), case.parts(case.share * WORLD)
     learner = Learner(
         parts.config,
         parts.learner.model,
         build_algorithm(parts.config.algorithm, Actions(case.spec), parts.learner.model),
         parts.metrics,
         env_steps=lambda: 100 * parts.metrics.updates,
-        prefer=lambda ticket, priority: None,
+        prefer=preferences.prefer,
     )
-    mirrored, inbox = MirroredLearner(ranks, learner, parts.metrics), Inbox(ranks, case.spec, torch.device("cpu"))
+    mirrored = MirroredLearner(ranks, learner, parts.metrics, preferences)
+    inbox = Inbox(ranks, case.spec, torch.device("cpu"))
     for _ in range(UPDATES):
         mirrored.train(inbox.take(parts.config.algorithm.batch_size, timeout=0))
         mirrored.publish(Outbox(ranks))
@@ -166,7 +218,8 @@ def train_apart(case: Case, ranks: Ranks) -> None:
 
 def train_in_one(case: Case) -> dict[str, Tensor]:
     """Return what one process serves after the same updates."""
-    parts = case.parts(case.share * WORLD)
+    parts, noted = case.parts(case.share * WORLD), Noted()
+    parts.learner._prefer = noted.prefer
     seen = {}
     for update in range(UPDATES):
         parts.steps = 100 * update
@@ -178,6 +231,7 @@ def train_in_one(case: Case) -> dict[str, Tensor]:
         seen[f"{update}/counted"] = torch.tensor([parts.policy.version, metrics.updates, metrics.unrolls_trained])
         seen[f"{update}/lag"] = torch.tensor([metrics.policy_lag.sum, metrics.learning_rate])
     seen["tensors"] = torch.tensor(len(parts.learner.tensors()))
+    seen["preferred"] = noted.all()
     return seen
 
 
@@ -215,10 +269,11 @@ def main(out: Path) -> None:
             {key: each.contiguous() for key, each in seen.items()}, out / str(rank) / f"{name}.safetensors"
         )
     safetensors.torch.save_file(receive(ranks), out / str(rank) / "types.safetensors")
-    if rank == SERVING:
-        safetensors.torch.save_file(serve_apart(SEPARATE, ranks), out / "separate.safetensors")
-    else:
-        train_apart(SEPARATE, ranks)
+    for name, case in SEPARATE.items():
+        if rank == SERVING:
+            safetensors.torch.save_file(serve_apart(case, ranks), out / f"{name}.safetensors")
+        else:
+            train_apart(case, ranks)
     ranks.all_gather_object(["finished"])  # so that no rank ends while another one still receives from it
     ranks.leave()
 

@@ -13,7 +13,8 @@ from seedrl.actions import Actions
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.rows import RESET, Rows
-from seedrl.selectors import Entries, Fifo
+from seedrl.selection.base import Entries, Priority, Selector
+from seedrl.selection.fifo import Fifo
 from seedrl.serving.inference import Answer, Inference
 from seedrl.serving.lease import Lease
 from seedrl.serving.seats import CONSTANT, Schedule, Seat, Seats
@@ -57,8 +58,8 @@ class CountingFifo(Fifo):
         super().__init__()
         self.added = 0
 
-    def add(self, entries: Entries) -> None:
-        super().add(entries)
+    def add(self, entries: Entries, versions: Entries, priority: Priority | None = None) -> None:
+        super().add(entries, versions, priority)
         self.added += len(entries)
 
 
@@ -77,6 +78,7 @@ class Rig:
         seed: int = 0,
         overlap: int = 1,
         schedule: Schedule = CONSTANT,
+        selector: Selector | None = None,
     ) -> None:
         self.model = model if model is not None else make_model(stacked(spec, frame_stack))
         core_size = int(self.model.core_size)
@@ -87,7 +89,7 @@ class Rig:
         self.fraction = 0.0  # of the run that is over
         self.selector = CountingFifo()
         sizes = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
-        self.store = Store(spec, self.selector, sizes, CPU)
+        self.store = Store(spec, self.selector if selector is None else selector, sizes, CPU)
         self.answers: list[Answer] = []
         self.evaluated: list[FinishedEpisodes] = []
         self.inference = Inference(

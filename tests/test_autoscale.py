@@ -276,3 +276,13 @@ def test_autoscaler_converges_whoever_follows_it(follower: Callable[[Load, float
     follower(load, 900)
     assert 3 <= len(load.begins) <= 4
     assert load.turns == 1
+
+
+def test_autoscaler_stays_if_neither_side_waits_because_a_memory_is_always_full() -> None:
+    """With replay and no ratio the learner never waits and actors are never held back: more of them change nothing."""
+    load = Load(capacity=1e9, actors=3, before=3, at_most=50)
+    load.replayed = 40.0
+    row = {"learner_wait_fraction": 0.0, "cycle/hold": 0.0, "cycle/env": 1.0, "limit/learner": 0.0, "limit/actors": 0.0}
+    load._flow = lambda: {**row, "cycle/inference": 0.0, "steps_per_second": 300.0, "updates_per_second": 9.0}  # type: ignore[method-assign]
+    load._updates = 1
+    assert set(load.run(120).history) == {3}

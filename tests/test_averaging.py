@@ -42,7 +42,7 @@ def updated(rows: Sequence[Tensor], sync_every: int = 1, updates: int = 1) -> li
 
     def work(ranks: ThreadRanks) -> Own:
         model, number = Own(), ranks.identity.rank
-        averager = RankAverager(ranks, model, sync_every)
+        averager = RankAverager(ranks, model, nn.Module(), sync_every)
         own = rows[number] if len(rows[number]) else torch.zeros(3, 2)
         for update in range(updates):
             weigh = averager.weigh(lambda: torch.full((len(own), 1), bool(len(rows[number]))))

@@ -124,6 +124,45 @@ def test_run_lockstep_waits_for_the_learner() -> None:
     stage.play(part)
 
 
+def test_run_lockstep_hands_no_unroll_over_during_an_update() -> None:
+    """The learner may pick another train batch meanwhile: whether it finds the unroll would be chance."""
+    in_step, handed_over = False, []
+    stage = Stage(may_continue=lambda: in_step)
+    stage.inference.finish_unrolls = lambda: handed_over.append(in_step) is None  # type: ignore[method-assign]
+
+    async def part() -> None:
+        nonlocal in_step
+        stage.submit(1)
+        await asyncio.sleep(0.02)
+        in_step = True
+        stage.pauses.wake()
+        assert await stage.ran(1) == [[1]]
+
+    stage.play(part)
+    assert handed_over
+    assert all(handed_over)
+
+
+def test_run_that_is_held_back_is_alive_as_long_as_the_learner_makes_room() -> None:
+    """With replay the unrolls that end together may be worth minutes of updates."""
+    stage = Stage()
+    stage.inference.full = True
+
+    async def part() -> None:
+        stage.submit(1)
+        await asyncio.sleep(0.02)
+        stage.batches.alive_at = before = 0.0
+        stage.pauses.woken_at = 0.0
+        await asyncio.sleep(0.02)
+        assert stage.batches.alive_at == before
+        stage.pauses.wake()
+        async with asyncio.timeout(SECONDS):
+            while stage.batches.alive_at == before:
+                await asyncio.sleep(0.001)
+
+    stage.play(part)
+
+
 def waits(pauses: list[Pause], arrived: float, now: float) -> dict[str, float]:
     """What a request that came then is said to have waited for."""
     stage = Stage()

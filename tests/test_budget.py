@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, StoreDevice
 from seedrl.errors import ConfigError, Mismatch
 from seedrl.models.base import core_size_of
 from seedrl.policy import Policy
@@ -19,7 +19,7 @@ from seedrl.run.budget import (
     serving_budget,
 )
 from seedrl.run.checkpoint import pack_optimizer
-from seedrl.selectors import Fifo
+from seedrl.selection.fifo import Fifo
 from seedrl.store import Store, StoreSizes
 from tests.builders import learner_parts
 from tests.fakes import TinyModel, make_spec
@@ -54,8 +54,35 @@ def test_budget_of_serving_alone_has_no_optimizer_and_the_store_it_is_given() ->
     model = TinyModel(spec)
     sizes = StoreSizes.of(LearnerConfig(), 0)._replace(capacity=0)
     budget = serving_budget(spec, model, sizes)
-    assert budget.store == Store(spec, Fifo(), sizes, CPU).columns.nbytes
-    assert budget == (budget.store, budget_of(LearnerConfig(), spec, model, 0).weights, 0)
+    columns = Store(spec, Fifo(), sizes, CPU).columns
+    weights = budget_of(LearnerConfig(), spec, model, 0).weights
+    assert budget == (columns.nbytes, weights, 0, columns.host_nbytes)
+
+
+def test_budget_of_a_ring_too_large_for_any_machine_is_refused_before_anything_is_allocated() -> None:
+    config = LearnerConfig()
+    config.store.select, config.store.capacity = "uniform", 10**12
+    with pytest.raises(Mismatch, match=r"the store for .* does not fit: the learner needs .* store.capacity"):
+        check_store(config, CPU, make_spec((2,)))
+
+
+def test_budget_of_a_store_in_main_memory_takes_nothing_of_the_device() -> None:
+    config, spec, model = LearnerConfig(), make_spec((50,)), TinyModel(make_spec((50,)))
+    there = budget_of(config, spec, model, 0)
+    config.store.device = StoreDevice.host
+    here = budget_of(config, spec, model, 0)
+    assert (here.store, here.host) == (0, there.store + there.host)
+    assert here.total == there.total
+
+
+def test_budget_beside_an_accelerator_has_to_fit_the_device_and_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, cuda = Budget(store=30, weights=2, optimizer=1, host=20), torch.device("cuda")
+    monkeypatch.setattr(budgets, "free_bytes", lambda device: 33 if device.type == "cuda" else 20)
+    check_budget(budget, cuda)
+    with pytest.raises(ConfigError, match="of them on cpu"):
+        check_budget(budget._replace(host=21), cuda)
+    with pytest.raises(ConfigError, match="of them on cuda"):
+        check_budget(budget._replace(store=31), cuda)
 
 
 def test_free_bytes_of_this_machine_is_positive() -> None:
@@ -69,15 +96,16 @@ def test_budget_that_fits_is_granted_and_one_that_does_not_is_refused_with_its_p
     monkeypatch.setattr(budgets, "free_bytes", lambda _: budget.total)
     check_budget(budget, CPU)
     monkeypatch.setattr(budgets, "free_bytes", lambda _: budget.total - 1)
-    with pytest.raises(ConfigError, match=r"needs 321\.0 MiB \(store 300\.0, weights 20\.0, optimizer 1\.0\) on cpu"):
+    words = r"needs 321\.0 MiB \(store 300\.0, weights 20\.0, optimizer 1\.0, host 0\.0\), 321\.0 of them on cpu"
+    with pytest.raises(ConfigError, match=words):
         check_budget(budget, CPU)
 
 
 def test_budget_of_a_store_alone_that_does_not_fit_refuses_the_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "free_bytes", lambda _: 2**20)
+    monkeypatch.setattr(budgets, "free_bytes", lambda _: 2**21)
     config = LearnerConfig(algorithm=AlgorithmConfig(unroll_length=20))
     check_store(config, CPU, make_spec((2,)))
-    with pytest.raises(Mismatch, match=r"spaces: the store for .* needs"):
+    with pytest.raises(Mismatch, match=r"spaces: the store for .* does not fit"):
         check_store(config, CPU, make_spec((4, 84, 84), "uint8"))
 
 

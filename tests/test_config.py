@@ -7,7 +7,7 @@ import pytest
 
 import seedrl.algorithms.build as algorithms
 import seedrl.models.build as models
-from seedrl.algorithms.settings import ALGORITHMS
+from seedrl.algorithms.settings import ALGORITHMS, DQNConfig, SACConfig
 from seedrl.config import MODELS, ActorConfig, LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.validation import check, check_actor
@@ -48,13 +48,55 @@ def test_settings_that_would_deadlock_are_refused_by_name(changes: dict[str, Any
     ("changes", "words"),
     [
         ({"model__name": "resnet"}, "model.name=resnet is none of auto, mlp, nature, impala, grid, tiny, and not"),
-        ({"algorithm__name": "sac"}, "algorithm.name=sac is none of ppo, vtrace, pqn, and not your.module:Class"),
+        ({"algorithm__name": "a3c"}, "algorithm.name=a3c is none of ppo, vtrace, pqn, .*, and not your.module:Class"),
         ({"listen": "10.0.0.1"}, "listen=10.0.0.1 must be HOST:PORT or unix:PATH, such as listen=10.0.0.1:50051"),
     ],
 )
 def test_settings_that_name_nothing_are_refused_before_anything_starts(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check(settings(**changes))
+
+
+REPLAY = {"algorithm__name": "dqn", "store__select": "my_selectors:Uniform"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"store__select": "fifo"}, "algorithm=dqn .without .name. also sets the store, or set store.select=uniform"),
+        ({"algorithm__on_policy": True}, "algorithm.on_policy=true leaves out what older policies did"),
+        ({"algorithm__dqn": DQNConfig(burn_in=32)}, "dqn.burn_in=32 must be .* less than half of .*unroll_length=64"),
+        ({"algorithm__dqn": DQNConfig(burn_in=-1)}, "algorithm.dqn.burn_in=-1 must be"),
+        ({"algorithm__dqn": DQNConfig(n_steps=0)}, "algorithm.dqn.n_steps=0 must be at least 1"),
+        ({"algorithm__dqn": DQNConfig(eta=1.5)}, "algorithm.dqn.eta=1.5 must be between 0 and 1"),
+        ({"algorithm__dqn": DQNConfig(target_period=0)}, "algorithm.dqn.target_period=0 must be at least 1"),
+    ],
+)
+def test_settings_of_replay_that_cannot_work_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    check(settings(**REPLAY))
+    with pytest.raises(ConfigError, match=words):
+        check(settings(**{**REPLAY, **changes}))
+
+
+SAC = {"algorithm__name": "sac", "store__select": "my_selectors:Uniform"}
+SQUASHED = {"model__squash": True, "model__state_std": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__squash": False}, "algorithm.name=sac needs model.squash=true and .*; algorithm=sac .* sets both"),
+        ({"model__state_std": False}, "algorithm.name=sac needs model.squash=true and model.state_std=true"),
+        ({"model__lstm": 8}, "critics without a memory; set model.lstm=0"),
+        ({"algorithm__sac": SACConfig(n_steps=0)}, "algorithm.sac.n_steps=0 must be at least 1"),
+        ({"algorithm__sac": SACConfig(target_rate=0.0)}, "algorithm.sac.target_rate=0.0 must be above 0"),
+        ({"algorithm__sac": SACConfig(temperature=0.0)}, "algorithm.sac.temperature=0.0 must be positive"),
+    ],
+)
+def test_settings_of_soft_actor_critic_that_cannot_work_are_refused(changes: dict[str, Any], words: str) -> None:
+    check(settings(**SAC, **SQUASHED))
+    with pytest.raises(ConfigError, match=words):
+        check(settings(**{**SAC, **SQUASHED, **changes}))
 
 
 def test_names_that_settings_know_are_those_that_are_built() -> None:

@@ -53,11 +53,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
     ),
     (
-        *("seedrl.device", "seedrl.policy", "seedrl.columns", "seedrl.selectors", "seedrl.store"),
+        *("seedrl.device", "seedrl.policy", "seedrl.columns", "seedrl.selection", "seedrl.store"),
         *("seedrl.algorithms", "seedrl.run.checkpoint"),
     ),
     ("seedrl.serving", "seedrl.learning", "envs_server"),
-    ("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.roles", "seedrl.launching", "seedrl.trained"),
+    (
+        *("seedrl.monitoring", "seedrl.run", "seedrl.ranks", "seedrl.recordings", "seedrl.roles", "seedrl.launching"),
+        "seedrl.trained",
+    ),
     ("seedrl", "seedrl.commandline", "seedrl.commands", "seedrl.job", "seedrl.job_handle"),
     ("seedrl.__main__", "envs_server.__main__"),
 )
@@ -84,6 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.run.budget",
         "seedrl.run.checkpoint",
         "seedrl.run.snapshot",
+        "seedrl.recordings",
         "seedrl.roles",
         "seedrl.trained",
     },
@@ -106,7 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optuna": {"seedrl.commandline.search"},
     "yaml": {"seedrl.run.directory", "seedrl.launching.kubernetes", "seedrl.trained.card"},
     "rich": {"seedrl.run.progress", "seedrl.monitoring.overview"},
-    "safetensors": {"seedrl.run.checkpoint"},
+    "safetensors": {"seedrl.run.checkpoint", "seedrl.recordings.files"},
     "prometheus_client": {"seedrl.monitoring.exposition"},
     "cryptography": {"seedrl.wire.certificates"},
     "matplotlib": {"seedrl.monitoring.plots"},

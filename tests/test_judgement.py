@@ -15,11 +15,14 @@ from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.algorithms.signs import Sign, Signs, signs_of
 from seedrl.config import LearnerConfig, ModelConfig, StopConfig
 from seedrl.models.base import PopArt
+from seedrl.models.build import build_model
 from seedrl.monitoring.judgement import columns_for, judge
 from seedrl.monitoring.trend import Course, rank_difference, rank_trend, trend_of
+from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
 from seedrl.status import Learning, Mood
 from tests.fakes import TinyModel, make_spec
 
+BOX = ContinuousSpec((-1.0,), (1.0,), (1,))
 STEPS, ROWS, EPISODE = 300_000, 120, 100  # of a run that takes ten minutes
 RESULTS = Path(__file__).parents[1] / "bench/results/results.json"
 Returns = Callable[[float], float]  # the mean return after a part of the run
@@ -86,8 +89,10 @@ def config_of(algorithm: str = "ppo", goal: float | None = None, **settings: Any
 
 
 def signs_for(config: LearnerConfig, model: nn.Module | None = None) -> Signs:
-    spec = make_spec(num_actions=2)
-    return signs_of(build_algorithm(config.algorithm, Actions(spec), model or TinyModel(spec)))
+    is_continuous = config.algorithm.name == "sac"
+    spec = EnvSpec(ArraySpec((2,), "float32"), BOX) if is_continuous else make_spec(num_actions=2)
+    network = build_model(ModelConfig(layers=[4]), spec, seed=1) if is_continuous else TinyModel(spec)
+    return signs_of(build_algorithm(config.algorithm, Actions(spec, squash=True), model or network))
 
 
 def verdict(rows: list[dict[str, float]], algorithm: str = "ppo", **settings: Any) -> Learning:
@@ -180,7 +185,12 @@ def test_judge_names_the_course_of_the_return(algorithm: str, returns: Returns, 
 
 @pytest.mark.parametrize(
     ("algorithm", "setting"),
-    [("ppo", "algorithm.entropy_cost (now 0.01)"), ("vtrace", "algorithm.entropy_cost"), ("pqn", "exploration.eps")],
+    [
+        ("ppo", "algorithm.entropy_cost (now 0.01)"),
+        ("vtrace", "algorithm.entropy_cost"),
+        ("pqn", "exploration.eps"),
+        ("dqn", "exploration.eps"),
+    ],
 )
 def test_judge_flat_return_without_any_sign_advises_exploration(algorithm: str, setting: str) -> None:
     assert setting in verdict(rows_of(flat), algorithm).change
@@ -205,6 +215,9 @@ def test_judge_falling_return_advises_a_lower_learning_rate() -> None:
         ("ppo", reported(value_share=50.0), "values exploding", "Set model.popart=true"),
         ("vtrace", reported(value_share=50.0), "values exploding", "Set model.popart=true"),
         ("pqn", reported(value_share=50.0), "values exploding", "Set model.layer_norm=true"),
+        ("dqn", reported(value_share=50.0), "values exploding", "Raise algorithm.dqn.target_period (now 500)"),
+        ("sac", reported(value_share=50.0), "values exploding", "Lower algorithm.learning_rate"),
+        ("dqn", reported(explained_variance=-0.2), "values useless", "Lower algorithm.learning_rate"),
         ("pqn", {"grad_norm": 1e-9}, "gradient dead", "Lower algorithm.learning_rate"),
         ("ppo", {"grad_norm": 900.0}, "gradient cut", "Lower algorithm.reward_scale"),
         (

@@ -277,3 +277,42 @@ def test_learner_passes_over_a_train_batch_are_one_update_and_its_steps_count_on
     assert parts.metrics.trained_steps == 6
     assert not same(weights(parts.learner.model), before)
     assert parts.store.ready == 0
+
+
+def with_critic() -> LearnerParts:
+    spec = make_spec((5,))
+    return learner_parts(one_step(name="tests.ranked:WithCritic"), TinyModel(spec), spec)
+
+
+def test_learner_trains_the_networks_of_an_algorithm_and_never_publishes_them() -> None:
+    parts = with_critic()
+    parts.record()
+    before = weights(parts.learner._networks)
+    assert parts.update()
+    parts.learner.publish(parts.policy)
+    after = weights(parts.learner._networks)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []  # statistics included
+    with parts.policy.read() as (served, _):
+        assert weights(served).keys() == weights(parts.learner.model).keys()
+
+
+def test_learner_skips_a_step_of_the_model_and_the_networks_together() -> None:
+    parts = with_critic()
+    record(parts.store, parts.learner.model, parts.spec, 2, reward=lambda reward: reward * math.inf)
+    before = weights(parts.learner._trained)
+    assert parts.update()
+    assert parts.metrics.skipped_updates == 1
+    assert same(before, weights(parts.learner._trained))
+
+
+def test_learner_with_networks_continues_exactly_from_its_tensors() -> None:
+    first, second = with_critic(), with_critic()
+    first.record()
+    assert first.update()
+    saved = {name: tensor.clone() for name, tensor in first.learner.tensors().items()}
+    second.learner.model.load_state_dict(first.learner.model.state_dict())
+    second.learner.load(saved)
+    for parts in (first, second):
+        parts.record(seed=1)
+        assert parts.update()
+    assert same(first.learner.tensors(), second.learner.tensors())

@@ -9,12 +9,14 @@ from envs_server.pool import EnvPool
 from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
-from seedrl.algorithms.settings import AlgorithmConfig
-from seedrl.config import ActorsConfig, ExplorationConfig, LearnerConfig, ModelConfig, StopConfig
+from seedrl.algorithms.settings import AlgorithmConfig, DQNConfig
+from seedrl.config import ActorsConfig, ExplorationConfig, LearnerConfig, ModelConfig, StopConfig, StoreConfig
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
 from seedrl.models.build import build_model
+from seedrl.selection.build import build_selector
 from seedrl.serving.seats import Schedule, planned_seats
+from seedrl.sizes import store_capacity
 from tests.fakes import make_job
 from tests.rig import Rig
 
@@ -26,7 +28,11 @@ ALGORITHMS = {
     "ppo": AlgorithmConfig(name="ppo", passes=4, minibatches=8, learning_rate=3e-3),
     "vtrace": AlgorithmConfig(name="vtrace", passes=2, minibatches=8, learning_rate=3e-3),
     "pqn": AlgorithmConfig(name="pqn", passes=4, minibatches=8, learning_rate=3e-3, max_grad_norm=10.0),
+    "dqn": AlgorithmConfig(
+        name="dqn", minibatches=8, learning_rate=3e-3, max_grad_norm=10.0, dqn=DQNConfig(target_period=50)
+    ),
 }
+REPLAY = StoreConfig(select="priority", capacity=512, samples_per_insert=8.0)
 
 
 class CatchRun:
@@ -41,10 +47,11 @@ class CatchRun:
             spec,
             network,
             slots=ENVS,
-            capacity=2 * ENVS,
+            capacity=store_capacity(config),
             unroll_length=LENGTH,
             seed=config.seed,
             schedule=Schedule.of(config.exploration),
+            selector=build_selector(self.config),
         )
         self.learner = Learner(
             self.config,
@@ -61,8 +68,7 @@ class CatchRun:
         while self.rig.metrics.env_steps < self.config.stop.env_steps:
             self.rig.fraction = self.rig.metrics.env_steps / self.config.stop.env_steps
             self.rig.play(session, self.pool, steps=1)
-            unrolls = self.rig.store.take(ENVS, timeout=0)
-            if unrolls is not None:
+            while (unrolls := self.rig.store.take(self.config.algorithm.batch_size, timeout=0)) is not None:
                 self.learner.train(unrolls)
                 self.learner.publish(self.rig.policy)
         mean = self.rig.metrics.return_mean_100
@@ -80,6 +86,18 @@ def test_algorithm_catches_most_balls(name: str, lstm: int) -> None:
         algorithm=replace(ALGORITHMS[name], unroll_length=LENGTH, batch_size=ENVS),
         exploration=EPSILON_GREEDY if is_pqn else ExplorationConfig(),
         actors=ActorsConfig(envs=ENVS, groups=1),
+        stop=StopConfig(env_steps=STEPS),
+    )
+    assert CatchRun(config).run() > 0
+
+
+def test_algorithm_catches_most_balls_from_replay() -> None:
+    config = LearnerConfig(
+        model=ModelConfig(layers=[64], popart=False, normalize=False),
+        algorithm=replace(ALGORITHMS["dqn"], unroll_length=LENGTH, batch_size=ENVS),
+        exploration=EPSILON_GREEDY,
+        actors=ActorsConfig(envs=ENVS, groups=1),
+        store=REPLAY,
         stop=StopConfig(env_steps=STEPS),
     )
     assert CatchRun(config).run() > 0

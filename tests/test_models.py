@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.config import EnvConfig, LearnerConfig, ModelConfig
+from seedrl.config import Activation, EnvConfig, LearnerConfig, ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.base import ActorCritic, LstmCore, Masked, PopArt, core_size_of, popart_of
 from seedrl.models.build import Encoders, build_model, build_run_model
+from seedrl.models.check import sample_input
 from seedrl.models.images import Centre, GridEncoder, ImageEncoder
 from seedrl.models.mlp import MlpEncoder, Normalize
 from seedrl.models.statistics import RunningMoments, apply_statistics, discard_statistics
@@ -600,3 +601,46 @@ def test_own_network_of_values_follows_from_the_spaces_unless_it_is_set(
 def test_own_network_of_values_is_refused_beside_a_memory() -> None:
     with pytest.raises(ConfigError, match="without a memory"):
         check(LearnerConfig(model=ModelConfig(separate=True, lstm=LSTM)))
+
+
+def test_activation_follows_every_layer() -> None:
+    model = build_model(ModelConfig(layers=[8, 8], activation=Activation.relu), make_spec((3,)), seed=1)
+    assert sum(isinstance(module, nn.ReLU) for module in model.modules()) == 2
+    assert not any(isinstance(module, nn.Tanh) for module in model.modules())
+
+
+@pytest.mark.parametrize("state_std", [False, True])
+def test_deviations_depend_on_the_observation_only_if_asked_for(state_std: bool) -> None:
+    spec = continuous()
+    model = build_model(ModelConfig(layers=[8], state_std=state_std), spec, seed=1)
+    inputs = model_input(spec, 1, 5)
+    output, _ = model(inputs, torch.zeros(5, 0))
+    assert output.logits.shape == (1, 5, spec.policy_size)
+    assert bool(output.logits[0, :, 2:].std(dim=0).gt(0).all()) is state_std
+    assert output.logits[0, :, :2].std(dim=0).gt(0).all()
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        ArraySpec((3,), "float32"),
+        ArraySpec((3, 40, 40), "uint8"),
+        {"eye": ArraySpec((3, 40, 40), "uint8"), "joints": ArraySpec((2,), "float32")},
+    ],
+    ids=["vector", "image", "dict"],
+)
+@pytest.mark.parametrize("layers", [[], [8], [8, 6]])
+def test_action_critic_values_actions_by_any_observation(observation: Any, layers: list[int]) -> None:
+    spec = EnvSpec(observation, ContinuousSpec((-1.0, -1.0), (1.0, 1.0), (2,)))
+    model = build_model(ModelConfig(layers=layers, normalize=False), spec, seed=1)
+    assert isinstance(model, ActorCritic)
+    assert model.action_critic is not None
+    critic, twin = model.action_critic(), model.action_critic()
+    inputs, action = sample_input(spec, 3, 5, torch.device("cpu")), torch.randn(3, 5, 2, requires_grad=True)
+    value = critic(inputs.observation, action)
+    assert value.shape == (3, 5)
+    value.sum().backward()
+    assert action.grad is not None
+    assert action.grad.abs().sum() > 0
+    assert not same(weights(critic), weights(twin))
+    assert {id(each) for each in critic.parameters()}.isdisjoint(id(each) for each in model.parameters())

@@ -141,7 +141,7 @@ def test_learner_checks_the_first_loss(monkeypatch: pytest.MonkeyPatch) -> None:
         parts.update()
 
 
-@pytest.mark.parametrize("name", ["ppo", "vtrace", "pqn"])
+@pytest.mark.parametrize("name", ["ppo", "vtrace", "pqn", "dqn", "bc"])
 @pytest.mark.parametrize("core_size", [0, 4])
 def test_sample_unrolls_are_good_enough_for_a_first_loss(name: str, core_size: int) -> None:
     spec, config = SPECS["vector"], LearnerConfig().algorithm

@@ -17,7 +17,8 @@ from tests.ranked import CASES, SEPARATE, UPDATES, WORLD, joined, tensors_of_all
 
 Seen = dict[str, Tensor]
 IDLE = [name for name, case in CASES.items() if case.is_last_idle]
-EXACT = [name for name, case in CASES.items() if case.sync_every == 1 and not case.poisoned and name not in IDLE]
+SYNCED = [name for name, case in CASES.items() if case.sync_every == 1]
+EXACT = [name for name in SYNCED if not (CASES[name].poisoned or CASES[name].draws or name in IDLE)]
 LOCAL = [name for name, case in CASES.items() if case.sync_every > 1]
 
 
@@ -33,7 +34,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
         name: [safetensors.torch.load_file(out / str(rank) / f"{name}.safetensors") for rank in range(WORLD)]
         for name in (*CASES, "types")
     }
-    return {**ranked, "separate": [safetensors.torch.load_file(out / "separate.safetensors")]}
+    return {**ranked, **{name: [safetensors.torch.load_file(out / f"{name}.safetensors")] for name in SEPARATE}}
 
 
 @pytest.mark.parametrize("case", EXACT)
@@ -53,7 +54,7 @@ def test_ranks_with_parts_of_a_batch_make_the_updates_of_one_with_all_of_it(
     assert moved, "nothing was trained, so nothing was compared"
 
 
-@pytest.mark.parametrize("case", [*EXACT, "idle", "poisoned"])
+@pytest.mark.parametrize("case", SYNCED)
 def test_ranks_hold_the_same_weights_to_the_bit_after_every_update(case: str, seen: dict[str, list[Seen]]) -> None:
     first, second = seen[case]
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
@@ -104,9 +105,10 @@ def test_ranks_average_the_weights_that_each_would_have_reached_alone(seen: dict
         torch.testing.assert_close(seen["local"][0][name], mean.to(alone[0][name].dtype), rtol=1e-4, atol=1e-5)
 
 
-def test_ranks_that_serve_and_train_apart_serve_what_one_process_would(seen: dict[str, list[Seen]]) -> None:
-    """To the bit: the same batches, from the same weights, in the same order; versions, lags and schedules, too."""
-    (apart,), alone = seen["separate"], train_in_one(SEPARATE)
+@pytest.mark.parametrize("case", SEPARATE)
+def test_ranks_that_serve_and_train_apart_serve_what_one_process_would(case: str, seen: dict[str, list[Seen]]) -> None:
+    """To the bit: the same batches, from the same weights, in the same order; versions, lags and priorities, too."""
+    (apart,), alone = seen[case], train_in_one(SEPARATE[case])
     assert int(apart.pop("publish_lags")) == UPDATES - 1  # each is told with the next update
     assert apart.keys() == alone.keys()
     assert [name for name in alone if not torch.equal(apart[name], alone[name])] == []

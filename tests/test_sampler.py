@@ -14,6 +14,7 @@ from seedrl.monitoring.history import History
 from seedrl.monitoring.sampler import CYCLE, Row, Sampler
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import SessionTable
+from seedrl.status import Verdict
 from seedrl.wire.messages import Hello, Report
 from tests.fakes import FakeClock
 
@@ -212,6 +213,47 @@ def test_diagnose_update_longer_than_the_look_says_so() -> None:
 def test_diagnose_lock_step_run_is_not_told_to_enlarge_its_store() -> None:
     verdict = diagnose(made_row(**{"cycle/hold": 0.9}), LearnerConfig(lockstep=True))
     assert verdict.change == "Set lockstep=false."
+
+
+def replay_row(**changes: Any) -> Row:
+    return made_row(**{"limit/filling": 0.0, "limit/learner": 0.0, "limit/actors": 0.0, **changes})
+
+
+def test_diagnose_memory_that_fills_says_when_training_begins() -> None:
+    config = LearnerConfig()
+    config.store.min_size = 5000
+    verdict = diagnose(replay_row(updates=0, **{"limit/filling": 1.0}), config)
+    assert verdict == Verdict(
+        "none", "Training begins when the store has 5,000 unrolls.", "Wait, or lower store.min_size."
+    )
+
+
+def test_diagnose_learner_held_back_by_the_ratio_names_it_beside_the_actors() -> None:
+    config = LearnerConfig()
+    config.store.samples_per_insert = 4
+    verdict = diagnose(replay_row(**{"limit/learner": 0.9, "cycle/env": 0.9}), config)
+    assert verdict.bottleneck == "env"
+    assert "50% of its time, held back by store.samples_per_insert=4;" in verdict.evidence
+    assert "actors.count" in verdict.change
+    assert "raise store.samples_per_insert" in verdict.change
+
+
+def test_diagnose_actors_held_back_by_the_ratio_names_it() -> None:
+    config = LearnerConfig()
+    config.store.samples_per_insert = 4
+    row = replay_row(learner_wait_fraction=0.01, **{"limit/actors": 0.9, "cycle/hold": 0.8, "learner/backward": 0.7})
+    verdict = diagnose(row, config)
+    assert verdict.bottleneck == "learner"
+    assert "held back 80% of their cycle by store.samples_per_insert=4" in verdict.evidence
+    assert verdict.change.startswith("Lower store.samples_per_insert")
+
+
+def test_diagnose_sides_that_wait_in_turns_names_the_band() -> None:
+    config = LearnerConfig()
+    config.store.tolerance = 40.0
+    verdict = diagnose(replay_row(**{"limit/actors": 0.5, "limit/learner": 0.5, "cycle/hold": 0.7}), config)
+    assert verdict.bottleneck == "store"
+    assert verdict.change.startswith("Raise store.tolerance (now 40).")
 
 
 def test_diagnose_on_many_cores_with_few_threads_names_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,21 +6,23 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from numpy.typing import NDArray
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import ConfigError
 from seedrl.rows import RESET
-from seedrl.selectors import Entries, Fifo, Fresh, Pick, build_selector
+from seedrl.selection.base import Entries, Pick, Priority, Selector
+from seedrl.selection.build import build_selector
+from seedrl.selection.fifo import Fifo, Fresh
 from seedrl.store import Store, StoreSizes
-from seedrl.types import Ticket
+from seedrl.types import Recorded, Ticket
+from tests.builders import record
 from tests.fakes import FakePool, TinyModel, make_job, make_spec
 from tests.rig import CPU, Rig, make_model, make_rows
 
 CAPACITY = 6
 
 
-class Ring:
+class Ring(Selector):
     """A replay memory as users would write it: the newest unrolls, any of them again and again."""
 
     def __init__(self, capacity: int = 0, batch_size: int = 0, seed: int = 0) -> None:
@@ -32,7 +34,7 @@ class Ring:
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, entries: Entries) -> None:
+    def add(self, entries: Entries, versions: Entries, priority: Priority | None = None) -> None:
         self._known.extend(entries.tolist())
 
     def can_pick(self, count: int) -> bool:
@@ -52,7 +54,7 @@ class Ring:
         self._known = [entry for entry in self._known if entry not in oldest]
         return np.array(oldest, np.int64)
 
-    def prefer(self, entries: Entries, priority: NDArray[np.float32]) -> None:
+    def prefer(self, entries: Entries, priority: Priority) -> None:
         self.priority.update(zip(entries.tolist(), priority.tolist(), strict=True))
 
 
@@ -67,10 +69,28 @@ def test_build_selector_by_name_and_by_import_path() -> None:
     assert isinstance(build_selector(config), Ring)
 
 
+class Old:
+    """A selector that lacks most of its methods."""
+
+    def __init__(self, capacity: int, batch_size: int, seed: int) -> None:
+        self.add = print
+
+
+class Alone(Old):
+    """A selector that has only what each needs of its own."""
+
+    can_pick = pick = done = evict = prefer = print
+
+
 @pytest.mark.parametrize(
-    ("name", "words"), [("lifo", "is not one of fifo"), ("tests.nowhere:Ring", "store.select=tests.nowhere:Ring")]
+    ("name", "words"),
+    [
+        ("tests.nowhere:Ring", "store.select=tests.nowhere:Ring"),
+        (f"{__name__}:Old", "has no can_pick, pick, done, evict, prefer; seedrl/selection/base.py explains each"),
+        (f"{__name__}:Alone", "does not derive from seedrl.selection.base.Selector"),
+    ],
 )
-def test_build_selector_that_is_not_there_is_refused_by_name(name: str, words: str) -> None:
+def test_build_selector_that_is_not_there_or_not_whole_is_refused_by_name(name: str, words: str) -> None:
     config = LearnerConfig()
     config.store.select = name
     with pytest.raises(ConfigError, match=words):
@@ -99,6 +119,33 @@ def test_take_carries_the_importance_weights_of_the_selector() -> None:
     unrolls = store.take(3, timeout=0)
     assert unrolls is not None
     assert unrolls.weight.tolist() == [0.5] * 3
+
+
+def test_commit_hands_over_the_last_policy_version_and_the_priority_that_follows_from_what_was_recorded() -> None:
+    class Noting(Fifo):
+        def add(self, entries: Entries, versions: Entries, priority: Priority | None = None) -> None:
+            super().add(entries, versions, priority)
+            self.seen = versions, priority
+
+    def initial_priority(recorded: Recorded) -> torch.Tensor:
+        given.append(recorded)
+        return recorded.reward.abs().sum(dim=0)
+
+    given: list[Recorded] = []
+    selector, spec = Noting(), make_spec()
+    sizes = StoreSizes(1, CAPACITY, unroll_length=3, frame_stack=1, core_size=0)
+    store = Store(spec, selector, sizes, CPU, priority_of=initial_priority)
+    record(store, make_model(spec), spec, 4, policy_version=7)
+    unrolls = store.take(4, timeout=0)
+    assert unrolls is not None
+    versions, priority = selector.seen
+    assert versions.tolist() == [7] * 4
+    assert priority is not None
+    assert priority.tolist() == unrolls.inputs.reward.abs().sum(dim=0).tolist()
+    (recorded,) = given
+    others = (unrolls.terminated, unrolls.truncated, unrolls.action, unrolls.behavior_logits, unrolls.behavior_value)
+    for mine, other in zip(recorded, (unrolls.inputs.reward, *others), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
 
 
 def test_prefer_reaches_the_unrolls_that_are_there_and_no_others() -> None:
@@ -200,13 +247,14 @@ def test_finish_unrolls_continues_where_the_ring_makes_room() -> None:
 def test_fresh_drops_what_a_train_batch_leaves_behind() -> None:
     """After an actor was lost and came back there are unrolls of a batch and a half, all of one policy."""
     selector = Fresh()
-    selector.add(np.arange(6))
+    selector.add(np.arange(6), np.zeros(6, np.int64))
     picked = selector.pick(4)
     assert picked.entries.tolist() == [2, 3, 4, 5]
     assert len(selector) == 0
     assert sorted(selector.done(picked.entries).tolist()) == [0, 1, 2, 3, 4, 5]
-    selector.add(np.arange(4))
+    selector.add(np.arange(4), np.zeros(4, np.int64))
     assert selector.done(selector.pick(4).entries).tolist() == [0, 1, 2, 3]
+    assert selector.take_dropped() == {"off_policy": 2}
 
 
 @pytest.mark.parametrize(("on_policy", "kind"), [(True, Fresh), (False, Fifo), (None, Fifo)])

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from seedrl.columns import Record
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED
-from seedrl.selectors import Fifo
+from seedrl.selection.fifo import Fifo
 from seedrl.serving.sessions import Request, Session
 from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelOutput, Ticket, Unrolls

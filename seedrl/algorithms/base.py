@@ -11,7 +11,7 @@ The learner drives it (seedrl/learning/learner.py):
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 
@@ -30,7 +30,9 @@ class Loss(NamedTuple):
 class Algorithm(Protocol):
     """`YourAlgorithm(config, actions, model, **options)` builds one; `config` is the AlgorithmConfig.
 
-    Owned by the learner thread.
+    It may also have `networks` (see `networks_of`), `signs` (see signs.py), and `initial_priority(recorded)`: the
+    priorities [B] of finished unrolls for `store.select=priority`, by the values that inference computed. The server
+    thread calls that one, so it must not change anything. All else is owned by the learner thread.
     """
 
     overlap: int  # rows that consecutive unrolls of a slot share; 1 is enough to bootstrap from the last one
@@ -58,3 +60,13 @@ class Algorithm(Protocol):
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `tensors` returned."""
         ...
+
+
+def networks_of(algorithm: Algorithm) -> nn.Module:
+    """Return the networks that an algorithm trains besides the model, such as critics; an empty module if it has none.
+
+    They are an attribute `networks`. The learner optimises, saves and restores them like the model; they are never
+    published, and no process but the learner ever has them.
+    """
+    networks: nn.Module = getattr(algorithm, "networks", nn.Module())
+    return networks

@@ -7,9 +7,12 @@ from torch import nn
 from seedrl import plugins
 from seedrl.actions import Actions
 from seedrl.algorithms.base import Algorithm
+from seedrl.algorithms.bc import BC
 from seedrl.algorithms.check import check_members
+from seedrl.algorithms.dqn import DQN
 from seedrl.algorithms.ppo import PPO
 from seedrl.algorithms.pqn import PQN
+from seedrl.algorithms.sac import SAC
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.algorithms.vtrace import VTrace
 from seedrl.errors import ConfigError
@@ -18,6 +21,9 @@ BUILT_IN: dict[str, Callable[[AlgorithmConfig, Actions, nn.Module], Algorithm]] 
     "ppo": PPO,
     "vtrace": VTrace,
     "pqn": PQN,
+    "dqn": DQN,
+    "sac": SAC,
+    "bc": BC,
 }
 
 

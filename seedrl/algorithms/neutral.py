@@ -21,9 +21,19 @@ class Effort(NamedTuple):
 
 
 ONE_STEP = Effort(1, 1)
-ON_VECTORS = {"ppo": Effort(10, 32), "vtrace": Effort(1, 4), "pqn": Effort(2, 16)}
-ON_UNROLLS = {"ppo": Effort(10, 8), "vtrace": Effort(1, 4), "pqn": Effort(2, 8)}  # rows of an unroll are alike
-ON_IMAGES = {"ppo": Effort(2, 8), "vtrace": Effort(1, 4), "pqn": Effort(2, 8)}  # a step costs a thousand times as much
+ON_VECTORS = {"ppo": Effort(10, 32), "vtrace": Effort(1, 4), "pqn": Effort(2, 16), "bc": Effort(1, 8)}
+ON_UNROLLS = {
+    "ppo": Effort(10, 8),
+    "vtrace": Effort(1, 4),
+    "pqn": Effort(2, 8),
+    "bc": Effort(1, 4),
+}  # rows of an unroll are alike
+ON_IMAGES = {
+    "ppo": Effort(2, 8),
+    "vtrace": Effort(1, 4),
+    "pqn": Effort(2, 8),
+    "bc": Effort(1, 4),
+}  # a step costs a thousand times as much
 LARGE = 32  # pixels; smaller images are no more work than vectors
 ENTROPY_COST = 0.01  # of choices; the deviation of a Gaussian shrinks slowly enough by itself
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from seedrl.schema import group, key
 
-ALGORITHMS = ("ppo", "vtrace", "pqn")  # the names of the built-in ones
+ALGORITHMS = ("ppo", "vtrace", "pqn", "dqn", "sac", "bc")  # the names of the built-in ones
+REPLAYING = ("dqn", "sac")  # those of them that need every unroll many times
 
 
 class Optimizer(Enum):
@@ -43,10 +44,39 @@ class PPOConfig:
 
 
 @dataclass
+class DQNConfig:
+    """Settings of `algorithm.name=dqn`, which is R2D2 if the model has a memory."""
+
+    n_steps: int = key(3, "rewards in a target before it bootstraps from a value")
+    burn_in: int = key(
+        0, "first rows of each unroll that only bring the core_state up to date; unused if the model has no memory"
+    )
+    rescale: bool = key(
+        False, "learn values on the scale sign(x)(sqrt(|x| + 1) - 1) + x / 1000, so that rewards can be of any size"
+    )
+    target_period: int = key(500, "gradient steps between copies of the weights to the target network")
+    eta: float = key(0.9, "share of an unroll's largest error in its priority; the rest is its mean error")
+
+
+@dataclass
+class SACConfig:
+    """Settings of `algorithm.name=sac`."""
+
+    n_steps: int = key(1, "rewards in a target before it bootstraps from a value")
+    target_rate: float = key(
+        0.005, "share of the way that the target critics follow the trained ones per gradient step"
+    )
+    temperature: float = key(1.0, "initial weight of the entropy, which is learned")
+    target_entropy: float | None = key(
+        None, "entropy that this weight is learned for, where -1 … 1 spans the bounds; null for minus the dimensions"
+    )
+
+
+@dataclass
 class AlgorithmConfig:
     """Settings of every algorithm. Your own algorithm finds its further ones in `options`."""
 
-    name: str = key("ppo", "ppo | vtrace | pqn | your.module:Class")
+    name: str = key("ppo", "ppo | vtrace | pqn | dqn | sac | bc | your.module:Class")
     options: dict[str, Any] = key({}, "keyword arguments for your own algorithm class")
     unroll_length: int = key(64, "steps of one environment per unroll (T)")
     batch_size: int = key(32, "unrolls per train batch (B)")
@@ -80,6 +110,8 @@ class AlgorithmConfig:
     max_grad_norm: float = key(0.5, "scale gradients down to this norm; 0 for no clipping")
     vtrace: VTraceConfig = group(VTraceConfig)
     ppo: PPOConfig = group(PPOConfig)
+    dqn: DQNConfig = group(DQNConfig)
+    sac: SACConfig = group(SACConfig)
 
 
 RESOLVED = ("name", "passes", "minibatches", "on_policy")  # what a checkpoint says of its algorithm

@@ -27,7 +27,7 @@ from seedrl.launching.overrides import override
 from seedrl.launching.process_notes import ProcessNotes
 from seedrl.plugins import modules_of
 from seedrl.run.context import State
-from seedrl.sizes import serving_ranks
+from seedrl.sizes import actor_count, serving_ranks
 from seedrl.status import DRAINED
 from seedrl.wire.address import address_of_rank
 
@@ -58,7 +58,7 @@ class ActorFleet:
 
     def start(self) -> None:
         """Start the actors that the job has from its beginning."""
-        for number in range(self._config.actors.count):
+        for number in range(actor_count(self._config)):
             self._add(number)
 
     def _add(self, number: int) -> None:

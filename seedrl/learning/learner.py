@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.algorithms.auxiliary import whole_loss
-from seedrl.algorithms.base import Algorithm, Batch, Loss
+from seedrl.algorithms.base import Algorithm, Batch, Loss, networks_of
 from seedrl.algorithms.check import check_loss
 from seedrl.algorithms.transitions import linear
 from seedrl.config import LearnerConfig
@@ -92,7 +92,9 @@ class Learner:
         self._env_steps = env_steps
         self._prefer = prefer
         self._averager = averager or NoAverager(model)
-        self._parameters = list(model.parameters())
+        self._networks = networks_of(algorithm)
+        self._trained = nn.ModuleList([model, self._networks])
+        self._parameters = list(self._trained.parameters())
         self._optimizer = build_optimizer(config.algorithm, self._parameters)
         self._has_skipped = False  # a gradient step of this update
         self._stepped_at: float | None = None  # since the weights were last published
@@ -101,7 +103,7 @@ class Learner:
         """Take the gradient steps that a train batch is worth; `publish` makes them count."""
         timer, metrics = Stopwatch(self._metrics.learner_seconds), self._metrics
         metrics.policy_lag.observe_all(metrics.updates - unrolls.policy_version[:-1])
-        length, used = len(unrolls.terminated) - 1, 0
+        length, used = len(unrolls.terminated) - self._algorithm.overlap, 0
         for batch, loss in self._steps(unrolls, timer):
             used += self._algorithm.valid(batch).numel()
             if loss.priority is not None:
@@ -126,7 +128,7 @@ class Learner:
             yield batch, self._step(batch, timer)
             if self._has_skipped:
                 break
-        apply_statistics(self.model)
+        apply_statistics(self._trained)
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if self._has_skipped else 0
         self._metrics.updates += 1
         self._averager.sync(self._metrics.updates)
@@ -177,7 +179,7 @@ class Learner:
             self._optimizer.step()
             self._algorithm.stepped(loss)
         else:
-            discard_statistics(self.model)
+            discard_statistics(self._trained)
             self._metrics.skipped_updates += 1
             self._has_skipped = True
 
@@ -189,12 +191,14 @@ class Learner:
         """Return what a checkpoint needs of it."""
         return {
             **with_prefix("model", dict(self.model.state_dict())),
+            **with_prefix("networks", dict(self._networks.state_dict())),
             **with_prefix("optimizer", pack_optimizer(self._optimizer)),
             **with_prefix("algorithm", self._algorithm.tensors()),
         }
 
     def load(self, tensors: Tensors) -> None:
-        """Restore the optimiser and the algorithm; the model is loaded by itself, for it may come from another run."""
+        """Restore everything but the model, which is loaded by itself, for it may come from another run."""
+        self._networks.load_state_dict(without_prefix("networks", tensors))
         unpack_optimizer(self._optimizer, without_prefix("optimizer", tensors))
         self._algorithm.load(without_prefix("algorithm", tensors))
 

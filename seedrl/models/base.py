@@ -1,6 +1,8 @@
 """The contract of a model, and the actor-critic that all built-in networks share. Knows nothing of losses."""
 
 import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Protocol, TypeVar
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from seedrl.actions import Actions
 from seedrl.models.statistics import RunningMoments
 from seedrl.specs import ArraySpec, CategoricalSpec, EnvSpec, tree_map
-from seedrl.types import ModelInput, ModelOutput
+from seedrl.types import ModelInput, ModelOutput, Observation
 
 MIN_UNIT = 0.01
 INITIAL_LOG_STD = 0.0
@@ -63,7 +65,10 @@ class ActorCritic(nn.Module):
         gru: int = 0,
         popart: bool = False,
         critic: nn.Module | None = None,
+        state_std: bool = False,
+        action_critic: Callable[[], nn.Module] | None = None,
     ) -> None:
+        """`action_critic` returns a new ActionCritic for the same observations."""
         super().__init__()
         self.encoder = encoder
         self.critic = critic
@@ -71,9 +76,10 @@ class ActorCritic(nn.Module):
         inputs = size + self._actions.feature_size + 1
         self.core = LstmCore(inputs, lstm) if lstm else GruCore(inputs, gru) if gru else None
         self.core_size = 2 * lstm or gru
-        self.policy_head = policy_head(lstm or gru or size, spec)
+        self.policy_head = policy_head(lstm or gru or size, spec, state_std)
         value = scaled(nn.Linear(lstm or gru or size, 1), gain=1.0)
         self.value_head = PopArt(value) if popart else value
+        self.action_critic = action_critic
 
     def forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
         rows, batch = inputs.reward.shape
@@ -131,10 +137,34 @@ class GruCore(nn.Module):
         return torch.stack(outputs), core_state
 
 
-def policy_head(size: int, spec: EnvSpec) -> nn.Module:
+class ActionCritic(nn.Module):
+    """The value Q(x, a) of a continuous action, which joins the features of an encoder (as in arXiv:1509.02971).
+
+    Algorithms train it besides the model (`ActorCritic.action_critic` makes one); it is never served.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, size: int, action_size: int, sizes: Sequence[int], activation: type[nn.Module]
+    ) -> None:
+        """`size` is that of the features; `sizes` are those of the layers before the last."""
+        super().__init__()
+        self.encoder = encoder
+        layers: list[nn.Module] = []
+        for before, after in pairwise([size + action_size, *sizes]):
+            layers += [scaled(nn.Linear(before, after)), activation()]
+        self.layers = nn.Sequential(*layers, scaled(nn.Linear([size + action_size, *sizes][-1], 1), gain=1.0))
+
+    def forward(self, observation: Observation, action: Tensor) -> Tensor:
+        """Return values [T, B] for observations [T, B, ...] and actions [T, B, action_size]."""
+        features = self.encoder(tree_map(lambda leaf: leaf.flatten(0, 1), observation))
+        value: Tensor = self.layers(torch.cat([features, action.flatten(0, 1)], dim=-1))
+        return value.view(action.shape[:2])
+
+
+def policy_head(size: int, spec: EnvSpec, state_std: bool = False) -> nn.Module:
     """Return the layer from features to the parameters of the distribution of actions."""
     log_stds = [column for column, is_log_std in enumerate(_log_std_columns(spec)) if is_log_std]
-    if not log_stds:
+    if state_std or not log_stds:
         return scaled(nn.Linear(size, spec.policy_size), gain=0.01)
     return GaussianHead(size, spec.policy_size, log_stds)
 

@@ -1,14 +1,17 @@
 """Builds a model from `model.*` settings and an EnvSpec. The only module that knows the built-in networks by name."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from seedrl import plugins
-from seedrl.config import LearnerConfig, ModelConfig
+from seedrl.actions import Actions
+from seedrl.config import Activation, LearnerConfig, ModelConfig
 from seedrl.errors import ConfigError
-from seedrl.models.base import ActorCritic, Masked
+from seedrl.models.base import ActionCritic, ActorCritic, Masked
 from seedrl.models.check import check_model
 from seedrl.models.images import GridEncoder, ImageEncoder, impala_encoder, is_image, nature_encoder
 from seedrl.models.mlp import MlpEncoder, TinyEncoder
@@ -17,6 +20,7 @@ from seedrl.types import Observation
 
 BUILT_IN = ("mlp", "nature", "impala", "grid", "tiny")
 SMALLEST_IMAGE = {"nature": 36, "impala": 1, "grid": 3}  # height and width that the kernels need
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU}
 CPU = torch.device("cpu")
 LeafEncoder = MlpEncoder | TinyEncoder | ImageEncoder | GridEncoder
 IMAGES: dict[str, Callable[[ArraySpec, bool], LeafEncoder]] = {
@@ -50,7 +54,24 @@ def _actor_critic(config: ModelConfig, spec: EnvSpec) -> ActorCritic:
         raise ConfigError(f"model.name={config.name!r} is not one of auto, {', '.join(BUILT_IN)} or your.module:Class")
     encoder = _encoders(config, spec)
     critic = _encoders(config, spec) if _has_own_critic(config, spec) else None
-    return ActorCritic(encoder, encoder.size, spec, config.lstm, config.gru, config.popart, critic)
+    return ActorCritic(
+        encoder,
+        encoder.size,
+        spec,
+        config.lstm,
+        config.gru,
+        config.popart,
+        critic,
+        config.state_std,
+        action_critic=partial(_action_critic, config, spec),
+    )
+
+
+def _action_critic(config: ModelConfig, spec: EnvSpec) -> ActionCritic:
+    """Return a critic with layers of the same sizes; the action joins before the last one."""
+    encoder = _encoders(replace(config, layers=config.layers[:-1]), spec)
+    size, activation = Actions(spec).feature_size, ACTIVATIONS[config.activation]
+    return ActionCritic(encoder, encoder.size, size, config.layers[-1:], activation)
 
 
 def _has_own_critic(config: ModelConfig, spec: EnvSpec) -> bool:
@@ -95,7 +116,8 @@ def _encoder(config: ModelConfig, observation: ArraySpec, among_others: bool = F
     if name == "tiny" and observation.shape:
         return TinyEncoder(observation)
     if name not in IMAGES:
-        return MlpEncoder(observation, list(config.layers), config.normalize, config.layer_norm)
+        activation = ACTIVATIONS[config.activation]
+        return MlpEncoder(observation, list(config.layers), config.normalize, config.layer_norm, activation)
     if not _fits(name, observation):
         size = SMALLEST_IMAGE[name]
         raise ConfigError(

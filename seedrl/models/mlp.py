@@ -19,7 +19,12 @@ class MlpEncoder(nn.Module):
     """Fully connected layers. Values enter as they are (bytes divided by 255) or normalised, categories one-hot."""
 
     def __init__(
-        self, observation: ArraySpec, sizes: list[int], normalize: bool = False, layer_norm: bool = False
+        self,
+        observation: ArraySpec,
+        sizes: list[int],
+        normalize: bool = False,
+        layer_norm: bool = False,
+        activation: type[nn.Module] = nn.Tanh,
     ) -> None:
         super().__init__()
         self._values = observation.values
@@ -29,7 +34,7 @@ class MlpEncoder(nn.Module):
         layers: list[nn.Module] = []
         for before, after in pairwise([inputs, *sizes]):
             norm = [nn.LayerNorm(after)] if layer_norm else []
-            layers += [scaled(nn.Linear(before, after)), *norm, nn.Tanh()]
+            layers += [scaled(nn.Linear(before, after)), *norm, activation()]
         self.layers = nn.Sequential(*layers)
         self.size = sizes[-1] if sizes else inputs
 

@@ -6,7 +6,7 @@ is too slow, and the part that takes the largest share of that cycle is the bott
 
 from seedrl.config import LearnerConfig
 from seedrl.monitoring.sampler import CYCLE, Row
-from seedrl.sizes import available_cores, torch_threads
+from seedrl.sizes import available_cores, store_tolerance, torch_threads
 from seedrl.status import Verdict
 
 BUSY_ENOUGH = 0.1  # a learner that waits less than this share of its time is the limit
@@ -14,10 +14,14 @@ BUSY_ENOUGH = 0.1  # a learner that waits less than this share of its time is th
 
 def diagnose(row: Row, config: LearnerConfig, is_on_policy: bool = False) -> Verdict:
     """Return the verdict on a row that covers a few seconds. On policy, actors wait for every update."""
+    if config.source:
+        return _recorded(row, config)
     if not row["actors"]:
         return Verdict("none", "No actor is connected.", "Start one: seedrl actor learner=HOST:PORT.")
     if row["paused_actors"]:
         return _paused(row)
+    if not row["updates"] and row.get("limit/filling"):
+        return _filling(config)
     if not row["updates"]:
         return Verdict("none", "There has been no update yet.", "Wait a moment.")
     wait = row["learner_wait_fraction"]
@@ -29,7 +33,33 @@ def diagnose(row: Row, config: LearnerConfig, is_on_policy: bool = False) -> Ver
     share = row[f"cycle/{part}"]
     judge = {"env": _env, "network": _network, "hold": _store, "fill": _batching, "inference": _inference}[part]
     verdict = judge(row, config, f"{share:.0%} of a group's cycle")
-    return Verdict(verdict.bottleneck, f"The learner waits {wait:.0%} of its time; {verdict.evidence}", verdict.change)
+    waits = f"The learner waits {wait:.0%} of its time{_by_ratio(row, config)}; "
+    return Verdict(verdict.bottleneck, waits + verdict.evidence, verdict.change + _or_train_more(row, config))
+
+
+def _recorded(row: Row, config: LearnerConfig) -> Verdict:
+    wait = row["learner_wait_fraction"]
+    evidence = f"The learner trains on recorded unrolls and reads them for {wait:.0%} of its time; it needs no actors."
+    return Verdict("learner", evidence, _more_compute(config))
+
+
+def _filling(config: LearnerConfig) -> Verdict:
+    return Verdict(
+        "none",
+        f"Training begins when the store has {max(config.store.min_size, config.algorithm.batch_size):,} unrolls.",
+        "Wait, or lower store.min_size.",
+    )
+
+
+def _by_ratio(row: Row, config: LearnerConfig) -> str:
+    """Return which limit holds the learner back, if a limiter does."""
+    ratio = config.store.samples_per_insert
+    return f", held back by store.samples_per_insert={ratio:g}" if row.get("limit/learner") else ""
+
+
+def _or_train_more(row: Row, config: LearnerConfig) -> str:
+    """Return what else would keep the learner busy, if a limiter holds it back."""
+    return " Or raise store.samples_per_insert, to train more often on each unroll." if _by_ratio(row, config) else ""
 
 
 def _paused(row: Row) -> Verdict:
@@ -51,11 +81,15 @@ def _learner(row: Row, config: LearnerConfig) -> Verdict:
     stages = {name.removeprefix("learner/"): share for name, share in row.items() if name.startswith("learner/")}
     longest = max(stages, key=lambda name: stages[name])
     held = row["cycle/hold"]
-    slowed = f", and actors are held back {held:.0%} of their cycle" if held > 0.05 else ""
+    limited = row.get("limit/actors", 0.0) > 0
+    cause = f" by store.samples_per_insert={config.store.samples_per_insert:g}" if limited else ""
+    slowed = f", and actors are held back {held:.0%} of their cycle{cause}" if held > 0.05 else ""
     where = f"{1 - row['learner_wait_fraction']:.0%} of its time, most of it in {longest} ({stages[longest]:.0%})"
     if not stages[longest]:
         where = "all the time, and an update takes longer than this sample covers"
-    return Verdict("learner", f"The learner trains {where}{slowed}. More actors would not help.", _more_compute(config))
+    less = "Lower store.samples_per_insert, to train less often on each unroll. Or: " if slowed and limited else ""
+    evidence = f"The learner trains {where}{slowed}. More actors would not help."
+    return Verdict("learner", evidence, less + _more_compute(config))
 
 
 def _env(row: Row, config: LearnerConfig, share: str) -> Verdict:
@@ -98,6 +132,13 @@ def _store(row: Row, config: LearnerConfig, share: str) -> Verdict:
     slots = row["actors"] * config.actors.envs
     if config.lockstep:
         return Verdict("store", "serving waits for every update: this is a lock-step run.", "Set lockstep=false.")
+    if row.get("limit/actors"):
+        return Verdict(
+            "store",
+            f"yet actors are held back for {share}: acting and training wait for each other in turns, because neither "
+            "may be far ahead.",
+            f"Raise store.tolerance (now {store_tolerance(config):g}).",
+        )
     return Verdict(
         "store",
         f"yet the store is full for {share}: many unrolls end at once, and it holds too few of them.",

@@ -168,13 +168,16 @@ def memory(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     from seedrl.device import choose_device
     from seedrl.models.base import core_size_of
     from seedrl.models.build import build_run_model
-    from seedrl.run.budget import budget_of, checkpoint_bytes, free_bytes
+    from seedrl.run.budget import budget_of, checkpoint_bytes, free_bytes, saved_unrolls
+    from seedrl.store import StoreSizes
 
     model = build_run_model(config, spec)
-    budget, free = budget_of(config, spec, model, core_size_of(model)), free_bytes(choose_device(config.device))
-    is_enough = free is None or budget.total <= free
+    device = choose_device(config.device)
+    budget, free = budget_of(config, spec, model, core_size_of(model)), free_bytes(device)
+    is_enough = free is None or budget.on(device) <= free
     yield Finding(is_enough, f"memory: {budget}" + (f", {mebibytes(free)} free" if free is not None else ""))
-    saved = checkpoint_bytes(config, model) * (config.checkpoint.keep + 1)
+    unrolls = saved_unrolls(config, spec, StoreSizes.of(config, core_size_of(model)))
+    saved = checkpoint_bytes(config, model) * (config.checkpoint.keep + 1) + 2 * unrolls  # the newest one, and the next
     yield Finding(saved < shutil.disk_usage(_folder(config)).free, f"checkpoints: {mebibytes(saved)} on disk")
 
 

@@ -9,6 +9,7 @@ from seedrl.config import LearnerConfig
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.run.directory import RunDirectory
 from seedrl.run.identity import ALONE, Identity
+from seedrl.selection.base import Limits
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.sessions import Request, SessionTable
 
@@ -36,6 +37,8 @@ class StoreLevel(Protocol):
 
     @property
     def capacity(self) -> int: ...
+
+    def limits(self) -> Limits: ...
 
 
 class Versioned(Protocol):

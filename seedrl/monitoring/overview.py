@@ -161,6 +161,8 @@ def _learner_lines(status: Status) -> list[str]:
             f"{row['policy_lag']:.1f}, reuse {row['reuse']:.1f}, learner waits {row['learner_wait_fraction']:.0%}"
             + (f", it could use {_actors(row['desired_actors'])}" if "desired_actors" in row else ""),
         ]
+    if "limit/learner" in row:
+        lines.append(f"│  {replay_words(row)}")
     if "exploration/epsilon" in row:
         lines.append(f"│  {exploration_words(row)}")
     if status.metrics_address:
@@ -175,6 +177,14 @@ def _learner_lines(status: Status) -> list[str]:
 
 def _actors(number: float) -> str:
     return f"{number:,.0f} {'actor' if number == 1 else 'actors'}"
+
+
+def replay_words(row: dict[str, float]) -> str:
+    """Describe a replay memory, and which side its limiter holds back."""
+    words = f"replay: store {row['store_fill']:.0%} full, {row['replayed']:.1f} samples per insert"
+    held = {"filling": "the learner waits until it is filled", "learner": "the learner waits", "actors": "actors wait"}
+    waits = [f"{side} {share:.0%} of the time" for name, side in held.items() if (share := row[f"limit/{name}"])]
+    return f"{words}; {', '.join(waits)}" if waits else words
 
 
 def exploration_words(row: dict[str, float]) -> str:

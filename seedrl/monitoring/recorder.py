@@ -15,6 +15,7 @@ from seedrl.monitoring.life import Life, Watched
 from seedrl.monitoring.sampler import Row, Sampler, Totals
 from seedrl.monitoring.sinks import Sinks
 from seedrl.run.stopping import Progress
+from seedrl.selection.base import FILLING, Limits
 from seedrl.status import Learning, Mood, Verdict
 
 ROW_SECONDS = 5.0  # between rows of metrics.jsonl
@@ -43,6 +44,7 @@ class Recorder:
         self._sampler: Sampler | None = None  # once the learner runs
         self._window: deque[Totals] = deque(maxlen=SAMPLES)
         self._store_fill: deque[float] = deque(maxlen=SAMPLES)
+        self._limits: deque[Limits] = deque(maxlen=SAMPLES)  # of the store
         self._written = 0.0  # when, in seconds of the run
         self.autoscaler = Autoscaler(watched.config, desired_before)
         self.history = History()
@@ -65,7 +67,7 @@ class Recorder:
         """Return what has happened over the last few samples; write it down now and then, and if it is the last."""
         assert self._sampler is not None
         now = self._sampler.totals()
-        row = self._sampler.row(self._window[0], now)
+        row = {**self._sampler.row(self._window[0], now), **self._limited()}
         self.verdict = diagnose(row, self._watched.config, self._is_on_policy)
         self.row = row = {**row, **self._about(row)}
         self._window.append(now)
@@ -103,6 +105,18 @@ class Recorder:
     @property
     def _is_on_policy(self) -> bool:
         return self._life.running is not None and self._life.running.is_on_policy
+
+    def _limited(self) -> Row:
+        """Return for how much of the last samples a limiter held each side back; nothing if the store is a queue."""
+        if self._life.running is None or self._watched.config.store.select == "fifo":
+            return {}
+        self._limits.append(self._life.running.store.limits())
+        causes = {
+            "limit/filling": [limits.learner == FILLING for limits in self._limits],
+            "limit/learner": [limits.learner not in ("", FILLING) for limits in self._limits],
+            "limit/actors": [limits.actors != "" for limits in self._limits],
+        }
+        return {name: sum(held) / len(held) for name, held in causes.items()}
 
     def _about(self, row: Row) -> Row:
         """Return what a row has besides the measurements: the process, its store and the bottleneck."""

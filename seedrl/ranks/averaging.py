@@ -9,6 +9,9 @@ valid transition has no train batch: it counts for nothing in any of this, and g
 Of other buffers, such as those of your own model, the *changes* in an update are averaged. A constant has none, and
 stays exactly what it is, infinite entries included.
 
+The gradients of the model travel while the backward pass still runs. Those of the networks that an algorithm trains
+besides the model follow in one message.
+
 With `sync_every` above 1 every rank takes that many steps of its own, with statistics of its own, and then weights and
 changes of buffers are averaged; in every update only the loss is, so that all ranks skip the same updates and their
 values have the same units. The average of variances leaves out how far the means of the ranks are apart.
@@ -28,14 +31,16 @@ from seedrl.ranks.group import Ranks
 class RankAverager:
     """Owned by the learner thread."""
 
-    def __init__(self, ranks: Ranks, model: nn.Module, sync_every: int) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module, networks: nn.Module, sync_every: int) -> None:
+        """`networks` are those that are trained besides the model."""
         self._ranks = ranks
-        self._model = model
+        self._networks = networks
+        self._trained = nn.ModuleList([model, networks])
         self._world = ranks.identity.world_size
         self._sync_every = sync_every
         self._averages_gradients = sync_every == 1
         self._weight = torch.ones(())  # of this rank in a mean over those that have a train batch
-        self._trained = torch.zeros(())  # updates with a train batch since weights were averaged
+        self._batches = torch.zeros(())  # updates with a train batch since weights were averaged
         self.model = ranks.data_parallel(model) if self._averages_gradients else model  # for forward and backward
         self._before = _copies(self._buffers())  # as they were when all ranks last had the same
 
@@ -49,7 +54,7 @@ class RankAverager:
         def weighed(loss: Loss) -> Loss:
             transitions, ranks = sums().clamp(min=1)
             self._weight = has_batch * self._world / ranks
-            self._trained = self._trained + has_batch
+            self._batches = self._batches + has_batch
             if not self._averages_gradients:
                 return loss
             share = count.double() * self._world / transitions  # moments of targets need all digits
@@ -61,11 +66,13 @@ class RankAverager:
     def backward(self, total: Tensor) -> None:
         with self._ranks.backward():
             total.backward()
+        if self._averages_gradients:
+            self._ranks.all_reduce_mean([each.grad for each in self._networks.parameters() if each.grad is not None])
 
     def agree(self, loss: Loss, grad_norm: Tensor) -> tuple[Loss, Tensor]:
         numbers = torch.stack([loss.total.detach(), *loss.report.values(), grad_norm]).double()
         if self._averages_gradients:  # then the numbers are weighted already, or the same on all ranks
-            self._average_with_buffers(staged_statistics(self._model), self._weight, numbers)
+            self._average_with_buffers(staged_statistics(self._trained), self._weight, numbers)
         else:
             self._average([numbers], self._weight)
         total, *report, grad_norm = numbers
@@ -75,12 +82,12 @@ class RankAverager:
         if self._averages_gradients:
             return
         if updates is None or updates % self._sync_every == 0:
-            has_trained = (self._trained > 0).float()
+            has_trained = (self._batches > 0).float()
             ranks = self._ranks.begin_all_reduce_sum(has_trained)()
             if ranks:  # else all have what they had when they last did this
-                self._average_with_buffers(list(self._model.parameters()), has_trained * self._world / ranks)
+                self._average_with_buffers(list(self._trained.parameters()), has_trained * self._world / ranks)
                 self._before = _copies(self._buffers())
-            self._trained = torch.zeros(())
+            self._batches = torch.zeros(())
 
     def _average_with_buffers(self, tensors: Sequence[Tensor], weight: Tensor, *others: Tensor) -> None:
         """Make tensors the mean over all ranks, and change each buffer by the mean of its changes."""
@@ -100,8 +107,8 @@ class RankAverager:
 
     def _buffers(self) -> list[Tensor]:
         """Return the buffers whose changes are averaged; whole numbers are counts or indices."""
-        staged = {id(tensor) for tensor in staged_statistics(self._model)}
-        return [each for each in self._model.buffers() if each.is_floating_point() and id(each) not in staged]
+        staged = {id(tensor) for tensor in staged_statistics(self._trained)}
+        return [each for each in self._trained.buffers() if each.is_floating_point() and id(each) not in staged]
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:

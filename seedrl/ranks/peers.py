@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from seedrl.algorithms.base import Algorithm
+from seedrl.algorithms.base import Algorithm, networks_of
 from seedrl.config import LearnerConfig
 from seedrl.errors import Mismatch
 from seedrl.learning.learner import Learner
@@ -103,8 +103,10 @@ class RankPeers:
         prefer: Callable[[Ticket, Tensor], None],
     ) -> Learner | RemoteLearner:
         if config.ranks.separate:
-            return RemoteLearner(self._ranks, model, metrics)
-        averager = RankAverager(self._ranks, model, config.ranks.sync_every)
+            return RemoteLearner(self._ranks, model, metrics, prefer)
+        networks = networks_of(algorithm)
+        self._ranks.broadcast(networks.state_dict().values())
+        averager = RankAverager(self._ranks, model, networks, config.ranks.sync_every)
         return Learner(config, model, algorithm, metrics, env_steps=env_steps, prefer=prefer, averager=averager)
 
     def same_weights(self, model: nn.Module) -> None:
@@ -126,4 +128,5 @@ def share_checkpoint(ranks: Ranks, checkpoint: Checkpoint | None) -> Checkpoint 
     state = ranks.broadcast_object(None if checkpoint is None else checkpoint.state)
     if state is None:
         return None
-    return Checkpoint(ranks.broadcast_tensors({} if checkpoint is None else checkpoint.tensors), state)
+    tensors = ranks.broadcast_tensors({} if checkpoint is None else checkpoint.tensors)
+    return Checkpoint(tensors, state, None if checkpoint is None else checkpoint.store)

@@ -5,14 +5,16 @@ until the weights of the last are served, so back-pressure and policy lag are th
 
     rank 0, RemoteLearner           rank 1, MirroredLearner with Inbox and Outbox
     train     sends a batch    →    trains on it
-              shows counters   ←    sends its counters
+              shows counters   ←    sends its counters, and priorities for the store
     publish   serves weights   ←    sends weights
               confirms that    →    measures the publish lag
     tensors   writes them      ←    sends weights, optimiser and algorithm for a checkpoint
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,11 +37,15 @@ HERE = "checkpoint"  # the stage of the learner's time that is spent where check
 class RemoteLearner:
     """The learner as rank 0 sees it, which is on rank 1. Owned by the learner thread."""
 
-    def __init__(self, ranks: Ranks, model: nn.Module, metrics: LearningMetrics) -> None:
+    def __init__(
+        self, ranks: Ranks, model: nn.Module, metrics: LearningMetrics, prefer: Callable[[Ticket, Tensor], None]
+    ) -> None:
+        """`prefer` takes the priorities of the unrolls trained on."""
         self.model = model  # with the weights that were published last
         self.skipped_in_a_row = 0
         self._ranks = ranks
         self._metrics = metrics
+        self._prefer = prefer
         self._has_sent = False
 
     def train(self, unrolls: Unrolls) -> None:
@@ -80,15 +86,35 @@ class RemoteLearner:
         for name in SHOWN:
             setattr(metrics, name, counted["shown"][name])
         self.skipped_in_a_row = counted["skipped_in_a_row"]
+        for entry, generation, priority in counted["preferred"]:
+            self._prefer(Ticket(np.array(entry, np.int64), np.array(generation, np.int64)), torch.tensor(priority))
+
+
+class Preferences:
+    """The priorities of a train batch on their way to the store of rank 0. Owned by the main thread of rank 1."""
+
+    def __init__(self) -> None:
+        self._noted: list[list[list[float]]] = []
+
+    def prefer(self, ticket: Ticket, priority: Tensor) -> None:
+        """Note the new priorities [B] of unrolls."""
+        self._noted.append([ticket.entry.tolist(), ticket.generation.tolist(), priority.tolist()])
+
+    def taken(self) -> list[list[list[float]]]:
+        """Return entries, generations and priorities of each gradient step since the last call."""
+        noted, self._noted = self._noted, []
+        return noted
 
 
 class MirroredLearner:
     """Rank 1's learner, which sends its counters after every train batch. Owned by the main thread of rank 1."""
 
-    def __init__(self, ranks: Ranks, learner: Learner, metrics: LearningMetrics) -> None:
+    def __init__(self, ranks: Ranks, learner: Learner, metrics: LearningMetrics, preferences: Preferences) -> None:
+        """`preferences` are what the learner hands its priorities to."""
         self._ranks = ranks
         self._learner = learner
         self._metrics = metrics
+        self._preferences = preferences
         self.assist, self.publish = learner.assist, learner.publish
 
     @property
@@ -108,6 +134,7 @@ class MirroredLearner:
             "algorithm": dict(self._metrics.algorithm),
             "shown": {name: getattr(self._metrics, name) for name in SHOWN},
             "skipped_in_a_row": self.skipped_in_a_row,
+            "preferred": self._preferences.taken(),
         }
         self._ranks.broadcast_object(counted, TRAINING)
 

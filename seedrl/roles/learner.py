@@ -2,6 +2,7 @@
 
 server      reads streams, runs batches, answers  serving/server.py, batch_loop.py, inference.py
 learner     trains, publishes, checkpoints        training.py, learning/loop.py, learner.py
+dump        records finished unrolls              recordings/recorder.py; only with store.dump
 metrics     serves pages over HTTP                monitoring/endpoint.py
 callbacks   calls code of the user's own          run/callbacks.py; only if the settings name some
 main        shows progress, handles signals       here
@@ -24,6 +25,8 @@ from seedrl.learning.loop import POLL_SECONDS
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.life import Running, Watched
 from seedrl.monitoring.monitor import Monitor
+from seedrl.recordings.files import Recording
+from seedrl.recordings.source import check_recording
 from seedrl.roles.peers import Alone, Peers
 from seedrl.roles.training import Training
 from seedrl.run.budget import check_store
@@ -60,6 +63,7 @@ class LearnerProcess:
     def __init__(self, config: LearnerConfig, identity: Identity = ALONE) -> None:
         check(config)
         _import_own_code(config)
+        self.recording = _recording(config)
         self.device = choose_device(config.device, identity.local_rank)
         self.stop = Stop(on_stop=self._turn_away)
         self.peers = _peers(config, identity, self.device)
@@ -86,6 +90,9 @@ class LearnerProcess:
         if self.checkpoint is not None:
             restore_counters(self.checkpoint.state, self.serving, self.learning, identity.rank)
             self.inference.sessions.agree(spec_of(self.checkpoint))
+        elif self.recording is not None:
+            self.inference.sessions.agree(self.recording.spec)
+        self.inference.sessions.is_open = self.recording is None
         self.rounds = self.peers.rounds(self.stop, self.inference, self.serving, self.saver)
         context_file = ContextFile(self.run_directory.path)
         watched = Watched(
@@ -120,10 +127,12 @@ class LearnerProcess:
     def run(self) -> dict[str, Any]:
         """Serve and train until the run is done or asked to stop; return the summary."""
         try:
-            if self.checkpoint is not None:  # first, so that actors that find the port are served at once
-                self._build(spec_of(self.checkpoint))
+            if (
+                known := self._known_spaces()
+            ) is not None:  # first, so that actors that find the port are served at once
+                self._build(known)
             address = self._open()
-            if self.checkpoint is None and (spec := self._wait_for_spaces(address)) is not None:
+            if known is None and (spec := self._wait_for_spaces(address)) is not None:
                 self._build(spec)
             has_spaces = self.training is not None  # else the ranks have agreed to stop
             if has_spaces and self.rounds.agree() and not self.rounds.stop_if_done():  # a resumed run may be done
@@ -180,6 +189,12 @@ class LearnerProcess:
         self.peers.announce(self.inference.balance.address)
         return address
 
+    def _known_spaces(self) -> EnvSpec | None:
+        """Return the spaces that need no actor to announce them."""
+        if self.checkpoint is not None:
+            return spec_of(self.checkpoint)
+        return self.recording.spec if self.recording is not None else None
+
     def _wait_for_spaces(self, address: str) -> EnvSpec | None:
         """Wait for the first actor, which announces the spaces; return None if asked to stop before."""
         waiting_since = time.monotonic()
@@ -212,7 +227,7 @@ class LearnerProcess:
             training.signs,
         )
         self.monitor.begin(running, self.clock.seconds_before)
-        training.thread.start()
+        training.start()
         self.inference.begin(on_ready=self._become_ready)
 
     def _watch(self) -> None:
@@ -280,6 +295,8 @@ class LearnerProcess:
             self.stop.fail(ThreadDied(f"thread learner did not stop within {STOP_SECONDS:.0f} s"))
         if not self.inference.wait(max(0.0, deadline - time.monotonic())):
             self.stop.fail(ThreadDied(f"thread server did not stop within {STOP_SECONDS:.0f} s"))
+        if self.training.recorder is not None and not self.training.recorder.close(STOP_SECONDS):
+            self.display.say(f"learner: the last unrolls could not be recorded within {STOP_SECONDS:.0f} s")
 
     # In other threads.
 
@@ -304,6 +321,15 @@ def _import_own_code(config: LearnerConfig) -> None:
     for setting, path in own.items():
         if plugins.is_import_path(path):
             plugins.load(setting, path)
+
+
+def _recording(config: LearnerConfig) -> Recording | None:
+    """Return the recorded unrolls to train on, checked; None if actors are the source."""
+    if not config.source:
+        return None
+    recording = Recording.open(Path(config.source))
+    check_recording(recording, config.env.id, config.algorithm.unroll_length, config.env.frame_stack)
+    return recording
 
 
 def _peers(config: LearnerConfig, identity: Identity, device: torch.device) -> Peers:

@@ -25,7 +25,7 @@ from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
 from seedrl.run.snapshot import load_weights, spec_of
 from seedrl.run.stopping import Stop
-from seedrl.selectors import Fifo
+from seedrl.selection.fifo import Fifo
 from seedrl.serving.seats import GREEDY, Seat, final_exploration
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed

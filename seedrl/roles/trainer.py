@@ -20,7 +20,7 @@ from seedrl.ranks.agreement import Vote
 from seedrl.ranks.group import Ranks
 from seedrl.ranks.peers import share_checkpoint
 from seedrl.ranks.rounds import VotingRounds
-from seedrl.ranks.separate import TRAINING, Inbox, MirroredLearner, Outbox
+from seedrl.ranks.separate import TRAINING, Inbox, MirroredLearner, Outbox, Preferences
 from seedrl.ranks.settings import directory_of
 from seedrl.run.identity import Identity
 from seedrl.run.progress import ProgressDisplay, console
@@ -80,19 +80,19 @@ class TrainerProcess:
         config = resolve(self.config, spec)
         torch.set_num_threads(torch_threads(config))
         torch.set_flush_denormal(True)
-        model = build_run_model(config, spec, self.device)
+        model, preferences = build_run_model(config, spec, self.device), Preferences()
         self.learner = Learner(
             config,
             model,
             build_algorithm(config.algorithm, Actions(spec, config.model.squash), model),
             self.learning,
             env_steps=lambda: self.rounds.progress.env_steps,
-            prefer=lambda ticket, priority: None,
+            prefer=preferences.prefer,
         )
         outbox = Outbox(self.ranks)
         self.loop = TrainingLoop(
             Inbox(self.ranks, spec, self.device),
-            MirroredLearner(self.ranks, self.learner, self.learning),
+            MirroredLearner(self.ranks, self.learner, self.learning, preferences),
             outbox,
             self.rounds,
             self.learning,

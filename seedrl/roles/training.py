@@ -2,6 +2,7 @@
 
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -11,16 +12,19 @@ from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.settings import described
 from seedrl.algorithms.signs import signs_of
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, StoreDevice
 from seedrl.device import after_serving, own_stream
 from seedrl.errors import ConfigError, Diverged, InvalidMessage, RunDirectoryError
-from seedrl.learning.loop import Rounds, TrainingLoop
+from seedrl.learning.loop import Rounds, Source, TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_run_model
 from seedrl.policy import Policy
+from seedrl.recordings.files import Content, Recording
+from seedrl.recordings.recorder import UnrollRecorder
+from seedrl.recordings.source import RecordedUnrolls
 from seedrl.roles.peers import Peers
-from seedrl.run.budget import budget_of, check_budget
+from seedrl.run.budget import HOST, MIB, budget_of, check_budget, saved_unrolls
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
 from seedrl.run.events import Events
@@ -29,10 +33,10 @@ from seedrl.run.saving import Saver
 from seedrl.run.snapshot import Resumable, count_parameters, initial_weights, load_weights
 from seedrl.run.stopping import Stop
 from seedrl.run.totals import Counts, RunClock, counts_of
-from seedrl.selectors import build_selector
+from seedrl.selection.build import build_selector
 from seedrl.serving.service import InferenceService
 from seedrl.sizes import torch_threads
-from seedrl.specs import EnvSpec
+from seedrl.specs import EnvSpec, encoded_spec
 from seedrl.store import Store, StoreSizes
 
 
@@ -52,6 +56,7 @@ class Process(Protocol):
     learning: LearningMetrics
     events: Events
     inference: InferenceService
+    recording: Recording | None  # what is trained on in place of what actors do
 
     def thread_died(self, error: BaseException) -> None: ...
 
@@ -73,7 +78,17 @@ class Training:
         self.algorithm = described(config.algorithm)
         self.is_on_policy = config.lockstep or bool(config.algorithm.on_policy)
         self.signs = signs_of(algorithm)
-        self.store = Store(spec, build_selector(config), sizes, device, on_free=inference.wake)
+        self.recorder = self._unroll_recorder(config, spec)
+        self.store = Store(
+            spec,
+            build_selector(config, updates=lambda: process.learning.updates, fraction=self._fraction),
+            sizes,
+            device,
+            on_free=inference.wake,
+            priority_of=getattr(algorithm, "initial_priority", None) if config.store.select == "priority" else None,
+            record=self.recorder.record if self.recorder is not None else None,
+            memory=HOST if config.store.device is StoreDevice.host else device,
+        )
         self.policy = Policy(model, version=0)
         self.learner = process.peers.learner(
             config,
@@ -85,9 +100,10 @@ class Training:
         )
         seed = process.peers.generator_seed(config.seed, process.run_directory.earlier_processes)
         generator = torch.Generator(device).manual_seed(seed)
-        self.resumable = Resumable(self.learner, generator, spec, config.algorithm)
+        kept = self.store if config.store.checkpoint else None
+        self.resumable = Resumable(self.learner, generator, spec, config.algorithm, kept)
         self.loop = TrainingLoop(
-            self.store,
+            self._source(config),
             self.learner,
             self.policy,
             process.rounds,
@@ -107,14 +123,46 @@ class Training:
             on_episodes=partial(process.events.episodes, is_evaluation=False),
             on_evaluated=partial(process.events.episodes, is_evaluation=True),
             may_continue=self._is_in_step if self.is_on_policy else lambda: True,
-            fraction=lambda: process.rounds.progress.env_steps / config.stop.env_steps,
+            fraction=self._fraction,
         )
         self.thread = threading.Thread(target=self._run, name="learner", daemon=True)
         parameters = count_parameters(model)
         process.display.say(
             f"learner: {self.algorithm} on {spec}; {parameters:,} parameters on {device}; "
             f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"
+            + (f", of which checkpoints hold {saved_unrolls(config, spec, sizes) / MIB:,.1f} MiB" if kept else "")
         )
+
+    def _unroll_recorder(self, config: LearnerConfig, spec: EnvSpec) -> UnrollRecorder | None:
+        """Return what records finished unrolls, if the settings say where."""
+        if not config.store.dump:
+            return None
+        process, algorithm = self._process, config.algorithm
+        content = Content(config.env.id, encoded_spec(spec), algorithm.unroll_length, config.env.frame_stack)
+        folder = Path(config.store.dump) / f"rank-{process.peers.identity.rank}"
+        return UnrollRecorder(
+            folder,
+            content,
+            algorithm.name,
+            most_bytes=config.store.dump_gb * 2**30,
+            say=process.display.say,
+            on_failure=process.thread_died,
+        )
+
+    def _source(self, config: LearnerConfig) -> Source:
+        """Return the source of train batches: what actors fill the store with, or what was recorded."""
+        process = self._process
+        if process.recording is None:
+            return self.store
+        return RecordedUnrolls(
+            process.recording, self.store, process.serving, config.seed, updates=lambda: process.learning.updates
+        )
+
+    def start(self) -> None:
+        """Start the threads that train and record."""
+        if self.recorder is not None:
+            self.recorder.start()
+        self.thread.start()
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
         """Set the weights to begin with, and serve them."""
@@ -140,6 +188,10 @@ class Training:
                 raise ConfigError(f"init_from={source}: {error}") from error
             process.display.say(f"learner: initial weights from {source}")
         process.peers.same_weights(self.learner.model)
+
+    def _fraction(self) -> float:
+        """Return how much of the run is over, for schedules."""
+        return self._process.rounds.progress.env_steps / self._process.config.stop.env_steps
 
     def _is_in_step(self) -> bool:
         """Tell whether a step may follow: not while the learner could train or is training, nor after the last update.

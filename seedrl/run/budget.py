@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
-from seedrl.config import LearnerConfig
+from seedrl.config import LearnerConfig, StoreDevice
 from seedrl.errors import ConfigError, Mismatch
 from seedrl.run.host_memory import free_host_bytes
 from seedrl.specs import EnvSpec
@@ -17,18 +17,24 @@ from seedrl.store import Store, StoreSizes
 
 COPIES = 3  # of the weights: the one that is trained and the two that serve by turns
 MIB = 2**20
+HOST = torch.device("cpu")
 
 
 class Budget(NamedTuple):
-    """Bytes on the device, without what a forward or backward pass takes for a moment."""
+    """Bytes, without what a forward or backward pass takes for a moment. All are on the device but `host`."""
 
     store: int
     weights: int  # all copies
     optimizer: int  # gradients included
+    host: int = 0  # the columns of the store that are on the host, whatever the device is; all with store.device=host
 
     @property
     def total(self) -> int:
         return sum(self)
+
+    def on(self, device: torch.device) -> int:
+        """Return what has to fit the device."""
+        return self.total if device.type == "cpu" else self.total - self.host
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {bytes_ / MIB:,.1f}" for name, bytes_ in self._asdict().items())
@@ -37,20 +43,32 @@ class Budget(NamedTuple):
 
 def budget_of(config: LearnerConfig, spec: EnvSpec, model: nn.Module, core_size: int) -> Budget:
     """Return what serving and training a model takes."""
-    averages = _averages(config.algorithm) * _parameter_bytes(model)
-    return serving_budget(spec, model, StoreSizes.of(config, core_size))._replace(
-        optimizer=_parameter_bytes(model) + averages
-    )
+    optimizer = (1 + _averages(config.algorithm)) * _parameter_bytes(model)
+    budget = serving_budget(spec, model, StoreSizes.of(config, core_size))._replace(optimizer=optimizer)
+    return _placed(budget, config)
+
+
+def _placed(budget: Budget, config: LearnerConfig) -> Budget:
+    """Return the budget with the store where the settings put it."""
+    if config.store.device is StoreDevice.auto:
+        return budget
+    return budget._replace(store=0, host=budget.store + budget.host)
 
 
 def serving_budget(spec: EnvSpec, model: nn.Module, sizes: StoreSizes) -> Budget:
     """Return what serving a model takes if nothing is trained. `sizes` are those of the store."""
-    return Budget(Store.bytes_needed(spec, sizes), COPIES * _weight_bytes(model), optimizer=0)
+    store = Store.bytes_needed(spec, sizes)
+    return Budget(store.device, COPIES * _weight_bytes(model), optimizer=0, host=store.host)
 
 
 def checkpoint_bytes(config: LearnerConfig, model: nn.Module) -> int:
     """Return the size of one checkpoint: the weights and what the optimizer keeps of them."""
     return _weight_bytes(model) + _averages(config.algorithm) * _parameter_bytes(model)
+
+
+def saved_unrolls(config: LearnerConfig, spec: EnvSpec, sizes: StoreSizes) -> int:
+    """Return the size of the unrolls in a checkpoint, once the store is full; 0 if they are not saved."""
+    return sum(Store.bytes_needed(spec, sizes._replace(slots=0))) if config.store.checkpoint else 0
 
 
 def _weight_bytes(model: nn.Module) -> int:
@@ -72,22 +90,22 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def check_budget(budget: Budget, device: torch.device) -> None:
-    """Raise ConfigError if the budget does not fit the device."""
-    free = free_bytes(device)
-    if free is not None and budget.total > free:
-        raise ConfigError(
-            f"the learner needs {budget} on {device} and {free / MIB:,.0f} MiB are free; lower serving.max_slots, "
-            "store.capacity or algorithm.unroll_length, or choose a smaller model"
-        )
+    """Raise ConfigError if the budget does not fit the device, or the host of an accelerator."""
+    for where, needed in ((device, budget.on(device)), (HOST, budget.host)):
+        free = free_bytes(where)
+        if free is not None and needed > free:
+            raise ConfigError(
+                f"the learner needs {budget}, {needed / MIB:,.1f} of them on {where}, where {free / MIB:,.0f} MiB are "
+                "free; lower serving.max_slots, store.capacity or algorithm.unroll_length, choose a smaller model, or "
+                "set store.device=host if an accelerator is too small for the store"
+            )
 
 
 def check_store(config: LearnerConfig, device: torch.device, spec: EnvSpec) -> None:
     """Raise Mismatch if the store for an actor's spaces alone would not fit the device."""
     sizes = StoreSizes.of(config, core_size=max(2 * config.model.lstm, config.model.gru))
     needed = Store.bytes_needed(spec, sizes)
-    free = free_bytes(device)
-    if free is not None and needed > free:
-        raise Mismatch(
-            f"spaces: the store for {spec} needs {needed / MIB:,.0f} MiB and {free / MIB:,.0f} MiB are free; "
-            "lower serving.max_slots, store.capacity or algorithm.unroll_length on the learner"
-        )
+    try:
+        check_budget(_placed(Budget(needed.device, weights=0, optimizer=0, host=needed.host), config), device)
+    except ConfigError as error:
+        raise Mismatch(f"spaces: the store for {spec} does not fit: {error}") from error

@@ -5,7 +5,8 @@ A checkpoint is a directory named after its env steps, with .001 and so on for f
 
     tensors.safetensors   weights, optimizer state, generator state
     state.json            counters and other plain values; `score`, if there is one, is higher for better policies
-    manifest.json         sha256 of the two; written last
+    store.safetensors     the unrolls of a replay memory, if they are saved; only the newest checkpoint has them
+    manifest.json         sha256 of the others; written last
 
 It is written under a temporary name, flushed to disk, read back and renamed, so a name that parses is complete. It is
 renamed again before it is deleted. Loading checks the manifest, and falls back to the checkpoint before if anything
@@ -29,13 +30,14 @@ from torch import Tensor
 
 from seedrl.errors import RunDirectoryError
 
-TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+TENSORS, STATE, STORE, MANIFEST = "tensors.safetensors", "state.json", "store.safetensors", "manifest.json"
 Tensors = dict[str, Tensor]
 
 
 class Checkpoint(NamedTuple):
     tensors: Tensors
     state: dict[str, Any]  # JSON
+    store: Tensors | None = None  # the unrolls of a replay memory; None if they are not saved, or not wanted
 
 
 def write(directory: Path, env_steps: int, checkpoint: Checkpoint) -> Path:
@@ -47,9 +49,12 @@ def write(directory: Path, env_steps: int, checkpoint: Checkpoint) -> Path:
     temporary.mkdir(parents=True)
     try:
         _write_files(temporary, checkpoint)
-        _check_digests(temporary)
+        _check_digests(temporary, with_store=True)
         temporary.rename(final)
         _sync(directory)
+        for other in found(directory):
+            if other != final:
+                (other / STORE).unlink(missing_ok=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return final
@@ -63,12 +68,13 @@ def found(directory: Path) -> list[Path]:
 def load_newest(directory: Path, warn: Callable[[str], None], is_ours: bool = False) -> Checkpoint | None:
     """Return the newest checkpoint that is intact; None if there are none at all. Raise if all of them are damaged.
 
-    There is a warning for each damaged one that is newer; they are set aside if the directory `is_ours` to change.
+    There is a warning for each damaged one that is newer; they are set aside if the directory `is_ours` to change. Only
+    then is the checkpoint loaded to resume the run, with the unrolls of its replay memory.
     """
     paths = found(directory)
     for number, path in enumerate(reversed(paths)):
         try:
-            checkpoint = load(path)
+            checkpoint = load(path, with_store=is_ours)
         except RunDirectoryError as error:
             warn(f"{error}; trying the one before")
             continue
@@ -103,11 +109,13 @@ def score_of(path: Path) -> float | None:
     return score if isinstance(score, int | float) else None
 
 
-def load(path: Path) -> Checkpoint:
+def load(path: Path, with_store: bool = False) -> Checkpoint:
     """Read a checkpoint after checking it against its manifest."""
     try:
-        _check_digests(path)
-        return Checkpoint(safetensors.torch.load_file(path / TENSORS), json.loads((path / STATE).read_bytes()))
+        _check_digests(path, with_store)
+        tensors, state = safetensors.torch.load_file(path / TENSORS), json.loads((path / STATE).read_bytes())
+        has_store = with_store and (path / STORE).exists()
+        return Checkpoint(tensors, state, safetensors.torch.load_file(path / STORE) if has_store else None)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise RunDirectoryError(f"checkpoint {path} is damaged: {error}") from error
 
@@ -159,14 +167,19 @@ def _write_files(path: Path, checkpoint: Checkpoint) -> None:
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     for name, content in contents.items():
         _write(path / name, content)
+    if checkpoint.store is not None:
+        safetensors.torch.save_file(checkpoint.store, path / STORE)
+        (path / STORE).chmod((path / TENSORS).stat().st_mode)  # safetensors lets only its owner read it
+        _sync(path / STORE)
+        digests[STORE] = _digest(path / STORE)
     _write(path / MANIFEST, json.dumps(digests).encode())
     _sync(path)
 
 
-def _check_digests(path: Path) -> None:
+def _check_digests(path: Path, with_store: bool) -> None:
     """Raise RunDirectoryError, or the error of reading, if the files are not those that were meant to be written."""
     digests = json.loads((path / MANIFEST).read_bytes())
-    for name in (TENSORS, STATE):
+    for name in (TENSORS, STATE, *([STORE] if with_store and (path / STORE).exists() else [])):
         if _digest(path / name) != digests[name]:
             raise RunDirectoryError(f"checkpoint {path} is damaged: {name} does not match its manifest")
 
@@ -183,8 +196,8 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

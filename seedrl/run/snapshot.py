@@ -35,6 +35,14 @@ class Restorable(Protocol):
     def load(self, tensors: Tensors) -> None: ...
 
 
+class ReplayMemory(Protocol):
+    """The store, if its unrolls survive the learner."""
+
+    def tensors(self) -> Tensors: ...
+
+    def load(self, tensors: Tensors) -> bool: ...
+
+
 @dataclass
 class Resumable:
     """The parts of a learner that survive it. Owned by the learner thread while that runs."""
@@ -43,6 +51,7 @@ class Resumable:
     generator: torch.Generator
     spec: EnvSpec
     algorithm: AlgorithmConfig  # resolved
+    store: ReplayMemory | None = None  # None if its unrolls are not saved
 
     def take(self, seconds: float, counts: Counts) -> Checkpoint:
         """Return a snapshot; `seconds` is how long the run has taken, `counts` what all ranks have counted."""
@@ -58,7 +67,7 @@ class Resumable:
             **counts,
             "score": score_of(counts),
         }
-        return Checkpoint(tensors, state)
+        return Checkpoint(tensors, state, self.store.tensors() if self.store is not None else None)
 
     def restore(self, checkpoint: Checkpoint, say: Callable[[str], None], is_first: bool = True) -> float:
         """Restore everything but the counters; return the seconds the run had taken.
@@ -71,6 +80,7 @@ class Resumable:
         self.learner.load(checkpoint.tensors)
         if is_first:
             self._restore_generator(checkpoint, say)
+            self._restore_store(checkpoint, say)
         return float(state["seconds"])
 
     def _expect_same_algorithm(self, state: dict[str, Any]) -> None:
@@ -78,6 +88,20 @@ class Resumable:
         trained_with = state.get("algorithm", {}).get("name", self.algorithm.name)
         if trained_with != self.algorithm.name:
             raise RunDirectoryError(another_algorithm("the run", trained_with, self.algorithm.name))
+
+    def _restore_store(self, checkpoint: Checkpoint, say: Callable[[str], None]) -> None:
+        """Restore the unrolls of a replay memory, or fill it again if there are none or they do not fit."""
+        if self.store is None:
+            return
+        if checkpoint.store is None:
+            say("learner: the checkpoint holds no unrolls; the store is filled again")
+        elif self.store.load(checkpoint.store):
+            say(f"learner: the store continues with {len(checkpoint.store['unrolls/reward']):,} unrolls")
+        else:
+            say(
+                "learner: the unrolls of the checkpoint do not fit, because store.capacity, store.select or what an "
+                "unroll holds has changed; the store is filled again"
+            )
 
     def _restore_generator(self, checkpoint: Checkpoint, say: Callable[[str], None]) -> None:
         """Restore the random numbers, or seed them again if the checkpoint is from another kind of device."""

@@ -45,6 +45,7 @@ class Pauses:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: asyncio.Future[None] | None = None
+        self.woken_at = time.monotonic()
 
     async def pause(self, seconds: float) -> None:
         """Wait until something happens, at most this long."""
@@ -62,6 +63,7 @@ class Pauses:
 
     def wake(self) -> None:
         """End the pause from another thread."""
+        self.woken_at = time.monotonic()
         if self._pending is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self.end)
 
@@ -84,7 +86,7 @@ class BatchLoop:
         self._pauses = pauses
         self._may_continue = may_continue
         self._stopping = False
-        self.alive_at = time.monotonic()  # when the newest batch ended, or when no request waited for one
+        self.alive_at = time.monotonic()  # when a batch ended, no request waited, or the learner made room for some
         self._recent: deque[Pause] = deque(maxlen=64)  # pauses that made requests wait
 
     async def run(self) -> None:
@@ -92,8 +94,9 @@ class BatchLoop:
         while not self._stopping:
             if not self._batcher.waiting_rows:
                 self.alive_at = time.monotonic()
-            if not self._inference.finish_unrolls() or not self._may_continue():
+            if not self._is_in_step():
                 await self._pause(LONGEST_PAUSE, "hold")  # actors wait for the learner
+                self.alive_at = max(self.alive_at, self._pauses.woken_at)  # they may wait for many updates
             elif requests := self._batcher.take():
                 self._count_waits(requests, time.monotonic())
                 self._inference.run(requests)
@@ -101,6 +104,10 @@ class BatchLoop:
                 await self._account("send", _turns())
             else:
                 await self._wait_for_rows()
+
+    def _is_in_step(self) -> bool:
+        """Hand unrolls over and return whether a batch may run. In lock-step neither happens during an update."""
+        return self._may_continue() and self._inference.finish_unrolls() and self._may_continue()
 
     def stop(self) -> None:
         self._stopping = True

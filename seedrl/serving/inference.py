@@ -15,7 +15,7 @@ from torch import Tensor
 from seedrl.actions import Actions
 from seedrl.columns import Record, RowIndices
 from seedrl.device import upload
-from seedrl.metrics import ServingMetrics, Stopwatch
+from seedrl.metrics import DROPPED_UNROLLS, ServingMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.rows import RESET
 from seedrl.serving.seats import Seats
@@ -154,20 +154,25 @@ class Inference:
     @torch.inference_mode()
     def finish_unrolls(self) -> bool:
         """Hand complete unrolls over and continue in fresh entries; return false while too few are free."""
-        if not len(self._full):
-            return True
-        fresh = self._store.reserve(len(self._full))
-        n = len(fresh)
-        if n:
-            timer = Stopwatch(self._metrics.serving_seconds)
-            slots, self._full = self._full[:n], self._full[n:]
-            finished = self._slots.entry[slots]
-            self._columns.roll(finished, fresh)
-            self._slots.start_unroll(slots, fresh, self._columns.overlap)
-            self._store.commit(finished)
-            self._metrics.unrolls_made += n
-            timer.lap("record")
-        return not len(self._full)
+        while len(self._full):
+            fresh = self._store.reserve(len(self._full))
+            if not len(fresh):
+                return False
+            self._hand_over(fresh)
+        return True
+
+    def _hand_over(self, fresh: Indices) -> None:
+        """Commit as many complete unrolls as there are fresh entries."""
+        timer, n = Stopwatch(self._metrics.serving_seconds), len(fresh)
+        slots, self._full = self._full[:n], self._full[n:]
+        finished = self._slots.entry[slots]
+        self._columns.roll(finished, fresh)
+        self._slots.start_unroll(slots, fresh, self._columns.overlap)
+        self._store.commit(finished)
+        self._metrics.unrolls_made += n
+        for reason, count in self._store.take_dropped().items():
+            self._metrics.unrolls_dropped[reason if reason in DROPPED_UNROLLS else "other"] += count
+        timer.lap("record")
 
     def release(self, session: Session) -> None:
         """Drop what an ended session has recorded and not handed over; not to be called while `run` runs."""
