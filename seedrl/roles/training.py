@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from seedrl.actions import Actions
+from seedrl.algorithms.base import Algorithm
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.settings import described
@@ -79,16 +80,7 @@ class Training:
         self.is_on_policy = config.lockstep or bool(config.algorithm.on_policy)
         self.signs = signs_of(algorithm)
         self.recorder = self._unroll_recorder(config, spec)
-        self.store = Store(
-            spec,
-            build_selector(config, updates=lambda: process.learning.updates, fraction=self._fraction),
-            sizes,
-            device,
-            on_free=inference.wake,
-            priority_of=getattr(algorithm, "initial_priority", None) if config.store.select == "priority" else None,
-            record=self.recorder.record if self.recorder is not None else None,
-            memory=HOST if config.store.device is StoreDevice.host else device,
-        )
+        self.store = self._store(config, spec, sizes, algorithm)
         self.policy = Policy(model, version=0)
         self.learner = process.peers.learner(
             config,
@@ -126,11 +118,24 @@ class Training:
             fraction=self._fraction,
         )
         self.thread = threading.Thread(target=self._run, name="learner", daemon=True)
-        parameters = count_parameters(model)
+        saved = saved_unrolls(config, spec, sizes) if kept else 0
         process.display.say(
-            f"learner: {self.algorithm} on {spec}; {parameters:,} parameters on {device}; "
+            f"learner: {self.algorithm} on {spec}; {count_parameters(model):,} parameters on {device}; "
             f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"
-            + (f", of which checkpoints hold {saved_unrolls(config, spec, sizes) / MIB:,.1f} MiB" if kept else "")
+            + (f", of which checkpoints hold {saved / MIB:,.1f} MiB" if kept else "")
+        )
+
+    def _store(self, config: LearnerConfig, spec: EnvSpec, sizes: StoreSizes, algorithm: Algorithm) -> Store:
+        process, is_by_priority = self._process, config.store.select == "priority"
+        return Store(
+            spec,
+            build_selector(config, updates=lambda: process.learning.updates, fraction=self._fraction),
+            sizes,
+            process.device,
+            on_free=process.inference.wake,
+            priority_of=getattr(algorithm, "initial_priority", None) if is_by_priority else None,
+            record=self.recorder.record if self.recorder is not None else None,
+            memory=HOST if config.store.device is StoreDevice.host else process.device,
         )
 
     def _unroll_recorder(self, config: LearnerConfig, spec: EnvSpec) -> UnrollRecorder | None:
