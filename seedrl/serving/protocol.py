@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from seedrl.status import DRAINED
 from seedrl.wire import codec
 from seedrl.wire.control import describe_request
 from seedrl.wire.messages import (
+    MAX_MESSAGE_BYTES,
     MAX_REDIRECTS,
     PING_PATIENCE,
     ActorMessage,
@@ -103,11 +105,16 @@ class SessionProtocol:
         self._streams = 0
         self._goodbye: Control | None = None  # once the learner is about to end
         self._draining = asyncio.Event()  # set then
+        self.room = MAX_MESSAGE_BYTES  # for a message; what the server reads
         self.connections: dict[int, Connection] = {}  # by session id
 
     @property
     def longest_message(self) -> int:
         return self._sessions.longest_message
+
+    @property
+    def spec(self) -> "Future[EnvSpec]":
+        return self._sessions.spec
 
     async def serve(self, stream: Stream) -> None:
         """Run one session, from Hello to the end of the stream."""
@@ -213,6 +220,14 @@ class SessionProtocol:
         if self._streams > limit:
             raise NoCapacity(f"{limit} streams are open, which is the limit; raise serving.max_slots on the learner")
 
+    def _expect_room_for_messages(self) -> None:
+        """Raise NoCapacity if the server reads shorter messages than the spaces need, which it is about to change."""
+        if self.longest_message > self.room:
+            raise NoCapacity(
+                f"spaces: a message has up to {self.longest_message} bytes, more than the {self.room} that a learner "
+                "reads before it knows them; it is about to listen again with that room, so join again"
+            )
+
     async def _sit_out(self, hello: Hello) -> None:
         """Wait as long as an actor has to whose last session broke a rule, or until the learner is about to end."""
         with contextlib.suppress(TimeoutError):
@@ -272,6 +287,7 @@ class SessionProtocol:
     async def _run(self, stream: Stream, session: Session, spec: EnvSpec) -> None:
         """Run a session from Ready to the end of the stream."""
         self._sessions.agree(spec)
+        self._expect_room_for_messages()
         memory = self._sessions.share(session) if session.alive else None
         if memory is not None:
             self.connections[session.id].send(memory.offer)

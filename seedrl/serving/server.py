@@ -20,7 +20,7 @@ from seedrl.errors import ConfigError, Refused
 from seedrl.metrics import ServingMetrics
 from seedrl.serving.balance import Balance, own_address
 from seedrl.serving.guard import TokenGuard
-from seedrl.serving.protocol import GOODBYE_SECONDS, SPARE_STREAMS, SessionProtocol
+from seedrl.serving.protocol import CANCEL_SECONDS, GOODBYE_SECONDS, SPARE_STREAMS, SessionProtocol
 from seedrl.serving.refusals import RefusalLog
 from seedrl.status import Status
 from seedrl.wire.address import refuse_if_taken
@@ -93,6 +93,7 @@ class Server:
         self._tokens = Tokens(config.security, say=lambda words: say(f"learner: {words}"))
         self._health = health.aio.HealthServicer()
         self._stopping = asyncio.Event()
+        self._address = config.listen or config.socket
         self._bound: Future[str] = Future()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
 
@@ -147,36 +148,52 @@ class Server:
             self._on_failure(error)
 
     async def _serve(self) -> None:
-        serving = self._config.serving
-        server = grpc.aio.server(
-            interceptors=[TokenGuard(self._tokens, self._metrics, RefusalLog(self._say))] if self._tokens else [],
-            options=server_options(self._protocol.longest_message),
-            maximum_concurrent_rpcs=serving.max_slots + SPARE_STREAMS + SPARE_RPCS,
-        )
-        server.add_generic_rpc_handlers((service_handler(self._stream, self._status, self._control),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         for name in READY:
             await self._health.set(name, HealthStatus.NOT_SERVING)
         await self._health.set(LIVE, HealthStatus.SERVING)
-        address = self._bind(server)
-        await server.start()
-        self._balance.address = own_address(self._config.ranks.advertise, address)
-        self._bound.set_result(address)
+        server = await self._listen()
+        self._balance.address = own_address(self._config.ranks.advertise, self._address)
+        self._bound.set_result(self._address)
+        await self._until_spaces_are_known()
+        if not self._stopping.is_set() and self._protocol.longest_message > self._protocol.room:
+            await server.stop(grace=CANCEL_SECONDS)
+            server = await self._listen()
         await self._stopping.wait()
         await self._health.enter_graceful_shutdown()
         await self._protocol.say_goodbye()
         await server.stop(grace=0.5)
 
-    def _bind(self, server: grpc.aio.Server) -> str:
-        """Return the address of `listen`, with the port that was found if it named none; without it the socket's."""
+    async def _until_spaces_are_known(self) -> None:
+        """Wait for the first Ready, or for the end."""
+        stopping = self._loop.create_task(self._stopping.wait())
+        known = asyncio.wrap_future(self._protocol.spec)
+        await asyncio.wait((stopping, known), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+
+    async def _listen(self) -> grpc.aio.Server:
+        """Return a server that reads messages of the length that is needed. gRPC's limit is one for a whole server."""
+        self._protocol.room = self._protocol.longest_message
+        serving = self._config.serving
+        server = grpc.aio.server(
+            interceptors=[TokenGuard(self._tokens, self._metrics, RefusalLog(self._say))] if self._tokens else [],
+            options=server_options(self._protocol.room),
+            maximum_concurrent_rpcs=serving.max_slots + SPARE_STREAMS + SPARE_RPCS,
+        )
+        server.add_generic_rpc_handlers((service_handler(self._stream, self._status, self._control),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        self._bind(server)
+        await server.start()
+        return server
+
+    def _bind(self, server: grpc.aio.Server) -> None:
+        """Listen on `socket` and `listen`. If `listen` names no port, the one that is found stays the same."""
         if self._config.socket:
             self._add_port(server, self._config.socket, "socket")
-        listen = self._config.listen
-        if not listen:
-            return self._config.socket
-        port = self._add_port(server, listen, "listen")
-        return listen if is_socket(listen) else f"{listen.rpartition(':')[0]}:{port}"
+        if self._config.listen:
+            port = self._add_port(server, self._address, "listen")
+            if not is_socket(self._address):
+                self._address = f"{self._address.rpartition(':')[0]}:{port}"
 
     def _add_port(self, server: grpc.aio.Server, address: str, setting: str) -> int:
         """Listen, with TLS if there is a certificate. A unix socket needs none: its file's mode protects it."""

@@ -17,18 +17,19 @@ from seedrl.serving.seats import NO_ORDER, ON_POLICY, Exploration, Order, Schedu
 from seedrl.sizes import group_size
 from seedrl.specs import EnvSpec
 from seedrl.wire.codec import ENV_ID, FLAGS, REWARD
-from seedrl.wire.framing import MAX_READY_BYTES
 from seedrl.wire.layout import shared_bytes
 from seedrl.wire.memory import WORTH_BYTES, OfferedBuffers, this_host
 from seedrl.wire.messages import (
     MAX_MESSAGE_BYTES,
     MAX_REDIRECTS,
+    MIN_MESSAGE_BYTES,
     Command,
     ControlRequest,
     Hello,
     Report,
     Welcome,
 )
+from seedrl.wire.security import is_socket
 
 REPORT_SLACK = 60.0  # seconds by which the two clocks of a session may differ
 MAX_CORES = 1024  # of an actor
@@ -338,10 +339,13 @@ class SessionTable:
 
     @property
     def longest_message(self) -> int:
-        """Return the most bytes that a message may have: what its rows need if the spaces are known already."""
+        """Return the most bytes that a message may have: what its rows need as soon as the spaces are known.
+
+        Until then strangers could send anything, but only this user can connect to a socket in the file system.
+        """
         if not self.spec.done():
-            return MAX_MESSAGE_BYTES
-        return min(max(MAX_READY_BYTES, step_bytes(self.spec.result(), self.config.actors.envs)), MAX_MESSAGE_BYTES)
+            return MIN_MESSAGE_BYTES if self.config.listen and not is_socket(self.config.listen) else MAX_MESSAGE_BYTES
+        return min(max(MIN_MESSAGE_BYTES, step_bytes(self.spec.result(), self.config.actors.envs)), MAX_MESSAGE_BYTES)
 
     def share(self, session: Session) -> OfferedBuffers | None:
         """Make memory to share with an actor on this machine; None if it cannot be shared, or is not worth it."""

@@ -13,6 +13,7 @@ from seedrl.specs import EnvSpec
 
 PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # of any message; the spaces bound a Step further
+MIN_MESSAGE_BYTES = 1024 * 1024  # that a learner reads whatever the spaces are, and before it knows them
 PING_PATIENCE = 10.0  # seconds for an actor to answer a ping of the learner
 MAX_REDIRECTS = 3  # in a row: an actor that has followed this many is served or refused
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from seedrl.config import ActorConfig
+from seedrl.config import ActorConfig, Display
 from seedrl.metrics import Histogram
 from seedrl.rows import RESET
 from seedrl.serving.protocol import SPARE_STREAMS
@@ -24,6 +25,7 @@ from seedrl.v1 import inference_pb2_grpc
 from seedrl.wire import codec
 from seedrl.wire.channel import client_options
 from seedrl.wire.framing import READY, STEP, _varint, serialize
+from seedrl.wire.messages import MIN_MESSAGE_BYTES
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands, Process
 from tests.integration.strangers import STRANGERS, Stranger, flood
@@ -130,9 +132,9 @@ EMPTY_BLOB, EMPTY_LEAF = b"\x1a\x00", b"\x0a\x00"  # of a Step, of Ready
 def test_message_of_very_many_empty_parts_is_refused_before_hello_and_takes_little(
     victim: Victim, tag: int, part: bytes
 ) -> None:
-    """B1: eight times 6 MiB, which took 590 MiB and five seconds of everybody's time each."""
-    parts = part * (3 * MIB)
-    with victim.growing_at_most(64), grpc.insecure_channel(victim.address, options=client_options()) as channel:
+    """B1: eight times almost 1 MiB; 6 MiB each took 590 MiB and five seconds of everybody's time."""
+    parts = part * ((MIN_MESSAGE_BYTES - 16) // len(part))
+    with victim.growing_at_most(16), grpc.insecure_channel(victim.address, options=client_options()) as channel:
         for _ in range(8):
             stream = channel.stream_stream("/seedrl.v1.InferenceService/Stream")
             call = stream(iter([bytes([tag]) + _varint(len(parts)) + parts]), timeout=DEADLINE)
@@ -143,25 +145,36 @@ def test_message_of_very_many_empty_parts_is_refused_before_hello_and_takes_litt
         victim.goes_on()
 
 
-def test_resumed_learner_knows_its_spaces_and_reads_no_message_that_is_longer_than_they_allow(
+def test_twelve_large_messages_before_hello_take_no_memory(victim: Victim) -> None:
+    """B1: 60 MiB each, at the same time, took 600 to 1,200 MiB while the limit did not follow from the spaces."""
+    step = a_step_of(60 * MIB)
+
+    def send(_: int) -> tuple[Code, str]:
+        with grpc.insecure_channel(victim.address, options=client_options()) as channel:
+            call = channel.stream_stream("/seedrl.v1.InferenceService/Stream")(iter([step]), timeout=DEADLINE)
+            with pytest.raises(grpc.RpcError):
+                list(call)
+            return call.code(), call.details()
+
+    with victim.growing_at_most(16), ThreadPoolExecutor(12) as attackers:
+        for code, details in attackers.map(send, range(12)):
+            assert code is Code.RESOURCE_EXHAUSTED
+            assert "larger than max" in details
+    victim.goes_on()
+
+
+def test_learner_whose_spaces_need_longer_messages_listens_again_with_room_for_them(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
-    """B1: a new learner has to take messages of 64 MiB before Hello, a resumed one does not."""
-    learner = start_learner(checkpoint__seconds=0.0)
-    actor = start_actor(learner.address)
+    """The first actor is refused, joins again at the same address, and nobody else is."""
+    learner = start_learner(serving__shared_memory=False, display=Display.plain)
+    first = start_actor(learner.address, partial(SignedPool, shape=(MIN_MESSAGE_BYTES // 8,)))
     learner.steps_on()
-    eventually(lambda: learner.service.saver.newest)
-    actor.stop()
-    learner.stop()
-    again = start_learner()
-    start_actor(again.address)
-    again.steps_on()
-    with grpc.insecure_channel(again.address, options=client_options()) as channel:
-        call = channel.stream_stream("/seedrl.v1.InferenceService/Stream")(iter([a_step_of(MIB)]), timeout=DEADLINE)
-        with pytest.raises(grpc.RpcError):
-            list(call)
-        assert call.code() is Code.RESOURCE_EXHAUSTED
-        assert "larger than max" in call.details()
+    second = start_actor(learner.address, partial(SignedPool, shape=(MIN_MESSAGE_BYTES // 8,)))
+    eventually(lambda: second.requests > 10)
+    assert [len(first.pools), len(second.pools)] == [2, 1]
+    assert not first.wrong
+    assert "it is about to listen again with that room, so join again" in learner.said
 
 
 # A client that sends and never reads.
