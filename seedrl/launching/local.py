@@ -4,6 +4,7 @@ What is special about the learner is in `learner_process.py`, about actors in `a
 """
 
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -62,6 +63,7 @@ class Supervisor:
             return self._supervise()
         except SeedrlError as error:
             self._notes.set_state(State.FAILED, str(error))
+            print("seedrl run: the run has failed and the learner is asked to stop; why follows", file=sys.stderr)
             raise
         finally:
             self._end_everything()

@@ -96,7 +96,7 @@ def stop_on_signals(stop: Stop, say: Callable[[str], None]) -> None:
 
     def interrupt(reason: str) -> None:
         stop.ask("interrupted", reason)
-        say(f"learner: {reason}; stopping cleanly; press Ctrl-C again, or send a second signal, to end it at once")
+        say(f"learner: {reason}; stopping cleanly; a second signal, such as another Ctrl-C, ends it at once")
 
     def handle(number: int, _: Any) -> None:
         signals.append(number)

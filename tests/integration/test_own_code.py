@@ -82,7 +82,8 @@ def test_run_of_a_broken_environment_ends_at_once_with_its_line_and_traceback(
 ) -> None:
     process = run(commands, f"env.options.wrong={wrong}")
     assert process.wait() == 10
-    [line] = [line for line in process.err.splitlines() if line.startswith("seedrl run: ")]
+    first, line = [line for line in process.err.splitlines() if line.startswith("seedrl run: ")]
+    assert first.endswith("why follows")
     assert line.removeprefix("seedrl run: ").startswith(words)
     assert ("Traceback (most recent call last):" in process.err) is has_traceback
     log = (here / "run/logs/actor-0.log").read_text()

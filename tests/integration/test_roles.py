@@ -94,7 +94,7 @@ def test_run_of_an_unknown_environment_suggests_others_and_ends(commands: Comman
     eventually(lambda: len(process.children()) == 2 or not process.is_running)
     assert process.wait() == 2
     assert "env.id='CartPol-v1' is not an envpool environment; did you mean CartPole-v1" in process.err
-    assert process.err.count("\n") == 1
+    assert process.err.count("\n") == 2  # the run has failed, and why
     assert process.left_behind() == []
     assert not (commands.directory / "run").exists()
 
@@ -155,7 +155,7 @@ def test_second_signal_ends_a_run_that_is_stuck_at_once(commands: Commands) -> N
     eventually(lambda: (commands.directory / "stuck").exists() or not process.is_running)
     assert process.children().keys()
     process.signal(signal.SIGINT)
-    process.says("to end it at once")  # the first one has arrived
+    process.says("ends it at once")  # the first one has arrived
     process.signal(signal.SIGINT)
     assert process.wait(20) == 128 + signal.SIGINT
     assert process.left_behind() == []
