@@ -162,8 +162,11 @@ def test_stream_that_ends_before_hello_is_no_session() -> None:
         endpoint, stream = Endpoint(), FakeStream()
         stream.end()
         await endpoint.serve(stream)
-        assert (stream.error, stream.written, endpoint.said) == (None, [], [])
+        assert (stream.error, stream.written) == (None, [])
         assert endpoint.metrics.sessions_joined == 0
+        assert endpoint.said == [
+            "learner: an actor (fake:1) left before its Hello, or sent a message of more than 67108864 bytes"
+        ]
 
     run(test())
 
@@ -307,12 +310,13 @@ def test_refused_actors_are_named_with_their_address_and_logged_at_a_bounded_rat
     run(test())
 
 
-def test_session_that_never_became_ready_is_not_said_to_have_left() -> None:
+def test_session_that_never_became_ready_is_said_to_have_left_before() -> None:
     async def test() -> None:
         endpoint, stream = Endpoint(), FakeStream(Hello("a"))
         stream.end()
         await endpoint.serve(stream)
-        assert endpoint.said == []
+        (said,) = endpoint.said
+        assert said.startswith("learner: a (fake:1) left before its Ready, or sent a message of more than")
         assert endpoint.metrics.sessions_left == 1
 
     run(test())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from seedrl.selection.base import NONE, Arrays, Entries, Pick, Priority, Selector
+from seedrl.selection.base import Arrays, Entries, Pick, Priority, Selector
 from seedrl.selection.ring import Ring
 
 BACKLOG = 2  # train batches of new unrolls that may wait: as many as a queue holds by default
@@ -29,7 +29,6 @@ class Mixed(Selector):
         self._updates = updates
         self._new: deque[tuple[int, int]] = deque()  # entry and version
         self._picked: list[tuple[int, int]] = []  # new ones that are not done
-        self._spare: list[int] = []  # entries of unrolls that were too old
 
     def __len__(self) -> int:
         return len(self._new) + len(self._ring)
@@ -42,7 +41,7 @@ class Mixed(Selector):
 
     def can_pick(self, count: int) -> bool:
         if self._max_staleness:
-            self._spare += self._ring.drop_older(self._updates() - self._max_staleness).tolist()
+            self._ring.drop_older(self._updates() - self._max_staleness)
         return len(self._new) >= count - self._old
 
     def pick(self, count: int) -> Pick:
@@ -55,15 +54,14 @@ class Mixed(Selector):
     def done(self, entries: Entries) -> Entries:
         """Keep the new unrolls of the train batch as old ones from now on."""
         count = len(self._picked)
-        used_up = self._ring.done(entries[count:])
+        free = self._ring.done(entries[count:])
         versions = np.array([version for _, version in self._picked], np.int64)
         self._ring.add(entries[:count], versions, uses=1)
         self._picked = []
-        return np.concatenate([used_up, self._take_spare()])
+        return free
 
     def evict(self, count: int) -> Entries:
-        spare = self._take_spare()
-        return np.concatenate([spare, self._ring.evict(count - len(spare), keep=self._replayed)])
+        return self._ring.evict(count, keep=self._replayed)
 
     def prefer(self, entries: Entries, priority: Priority) -> None:
         """Do nothing: old unrolls are all alike."""
@@ -75,12 +73,6 @@ class Mixed(Selector):
     def _old(self) -> int:
         """Return how many old unrolls the next train batch has: fewer at first, while there are few."""
         return min(self._replayed, len(self._ring))
-
-    def _take_spare(self) -> Entries:
-        if not self._spare:
-            return NONE
-        spare, self._spare = self._spare, []
-        return np.array(spare, np.int64)
 
     # For checkpoints, which keep the old unrolls only.
 

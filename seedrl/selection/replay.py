@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
-from seedrl.selection.base import NONE, Arrays, Entries, Limits, Pick, Priority, Selector
+from seedrl.selection.base import Arrays, Entries, Limits, Pick, Priority, Selector
 from seedrl.selection.limiter import Limiter
 from seedrl.selection.ring import Ring
 
@@ -21,7 +19,6 @@ class Replay(Selector):
         self._batch_size = batch_size
         self._max_staleness = max_staleness
         self._updates = updates
-        self._spare: list[int] = []  # entries of unrolls that were too old
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -33,8 +30,7 @@ class Replay(Selector):
         """Take over finished unrolls, except those that are too old already."""
         is_stale = versions < self._oldest_version
         if is_stale.any():
-            self._spare += entries[is_stale].tolist()
-            self._ring.count_dropped("stale", int(np.count_nonzero(is_stale)))
+            self._ring.reject(entries[is_stale])
             entries, versions = entries[~is_stale], versions[~is_stale]
             priority = None if priority is None else priority[~is_stale]
         self._ring.add(entries, versions, priority)
@@ -42,7 +38,7 @@ class Replay(Selector):
 
     def can_pick(self, count: int) -> bool:
         if self._max_staleness:
-            self._spare += self._ring.drop_older(self._oldest_version).tolist()
+            self._ring.drop_older(self._oldest_version)
             self._limiter.resized(len(self._ring))
         return self._limiter.may_sample(count)
 
@@ -51,14 +47,13 @@ class Replay(Selector):
         return self._ring.choose(count)
 
     def done(self, entries: Entries) -> Entries:
-        used_up = self._ring.done(entries)
+        free = self._ring.done(entries)
         self._limiter.resized(len(self._ring))
-        return np.concatenate([used_up, self._take_spare()])
+        return free
 
     def evict(self, count: int) -> Entries:
         """Return entries to overwrite; a train batch always stays, so that the learner never loses one it waits for."""
-        spare = self._take_spare()
-        return np.concatenate([spare, self._ring.evict(count - len(spare), keep=self._batch_size)])
+        return self._ring.evict(count, keep=self._batch_size)
 
     def prefer(self, entries: Entries, priority: Priority) -> None:
         self._ring.prefer(entries, priority)
@@ -73,12 +68,6 @@ class Replay(Selector):
     def _oldest_version(self) -> int:
         """Return the oldest version that may still be trained on."""
         return self._updates() - self._max_staleness if self._max_staleness else 0
-
-    def _take_spare(self) -> Entries:
-        if not self._spare:
-            return NONE
-        spare, self._spare = self._spare, []
-        return np.array(spare, np.int64)
 
     def known(self) -> Entries:
         return self._ring.known()

@@ -58,6 +58,7 @@ class Ring:
         self._order: OrderedDict[int, None] = OrderedDict()  # the entries of the unrolls, oldest first
         self._place = np.full(entries, NOWHERE)  # by entry
         self._picked: frozenset[int] = frozenset()  # entries of the train batch that is not done
+        self._left: list[int] = []  # entries whose unrolls have left, until the store gets them back
         self._entry = np.zeros(capacity, np.int64)  # these three by place
         self._version = np.zeros(capacity, np.int64)
         self._uses = np.zeros(capacity, np.int64)
@@ -87,29 +88,35 @@ class Ring:
         return Pick(entries, weight)
 
     def done(self, entries: Entries) -> Entries:
-        """Note that a pick was copied; return the entries of unrolls that were used often enough."""
+        """Note that a pick was copied; return entries that are free: also unrolls that were used often enough leave."""
         self._picked = frozenset()
-        if not self._max_uses:
-            return NONE
-        return self._remove(np.unique(entries[self._uses[self._place[entries]] >= self._max_uses]))
+        if self._max_uses:
+            self._remove(np.unique(entries[self._uses[self._place[entries]] >= self._max_uses]))
+        return self._take_left()
 
     def evict(self, count: int, keep: int) -> Entries:
-        """Remove the oldest unrolls that are not picked, at most `count`; at least `keep` unrolls stay."""
-        count = min(count, len(self) - keep)
+        """Return `count` free entries or fewer: the oldest unrolls that are not picked leave; at least `keep` stay."""
+        count = min(count - len(self._left), len(self) - keep)
         idle = (entry for entry in self._order if entry not in self._picked)
         entries = np.fromiter(islice(idle, max(0, count)), np.int64)
-        self.count_dropped("unused", int(np.count_nonzero(self._uses[self._place[entries]] == 0)))
-        return self._remove(entries)
+        self._dropped["unused"] += int(np.count_nonzero(self._uses[self._place[entries]] == 0))
+        self._remove(entries)
+        return self._take_left()
 
-    def drop_older(self, version: int) -> Entries:
-        """Remove the unrolls of earlier policies than `version`, up to the first that is picked; return them."""
+    def drop_older(self, version: int) -> None:
+        """Let the unrolls of earlier policies than `version` leave, up to the first that is picked."""
         stale = []
         for entry in self._order:
             if self._version[self._place[entry]] >= version or entry in self._picked:
                 break
             stale.append(entry)
-        self.count_dropped("stale", len(stale))
-        return self._remove(np.array(stale, np.int64))
+        self._dropped["stale"] += len(stale)
+        self._remove(np.array(stale, np.int64))
+
+    def reject(self, stale: Entries) -> None:
+        """Take no unroll that is too old already."""
+        self._dropped["stale"] += len(stale)
+        self._left += stale.tolist()
 
     def prefer(self, entries: Entries, priority: Priority) -> None:
         """Set new priorities; unrolls that have left meanwhile are ignored, and priorities that are not finite."""
@@ -120,15 +127,18 @@ class Ring:
         self._chooser.mass[places] = mass[is_known]
         self._chooser.changed(places)
 
-    def count_dropped(self, reason: str, count: int) -> None:
-        self._dropped[reason] += count
-
     def take_dropped(self) -> dict[str, int]:
         """Return by reason how many unrolls were dropped since the last call."""
         dropped, self._dropped = self._dropped, Counter()
         return dict(dropped)
 
-    def _remove(self, entries: Entries) -> Entries:
+    def _take_left(self) -> Entries:
+        if not self._left:
+            return NONE
+        left, self._left = self._left, []
+        return np.array(left, np.int64)
+
+    def _remove(self, entries: Entries) -> None:
         """Let unrolls leave, and let the last ones move to their places."""
         columns = (self._entry, self._version, self._uses, self._chooser.mass)
         changed = []
@@ -141,9 +151,9 @@ class Ring:
                 column[place] = column[last]
             self._chooser.mass[last] = 0.0
             changed += [place, last]
+            self._left.append(entry)
         if changed:
             self._chooser.changed(np.array(changed, np.int64))
-        return entries
 
     # For checkpoints.
 

@@ -129,6 +129,7 @@ class SessionProtocol:
             self._expect_room()
             hello = await _receive(stream, Hello, HELLO_SECONDS)
             if hello is None:
+                self._log_early_end(name, stream, Hello)
                 return
             name = hello.name
             await self._sit_out(hello)
@@ -263,6 +264,13 @@ class SessionProtocol:
         self._metrics.actors_env_failures += bool(hello.env_failure)
         return joined
 
+    def _log_early_end(self, name: str, stream: Stream, kind: type) -> None:
+        """gRPC ends a stream whose message is too long as if the actor had left, and tells only the actor why."""
+        self._log_refusal(
+            f"learner: {name} ({stream.peer()}) left before its {kind.__name__}, or sent a message of more than "
+            f"{self.room} bytes"
+        )
+
     async def _session(self, stream: Stream, session: Session, welcome: Welcome) -> None:
         """Run a session from Welcome to the end of the stream."""
         connection = self.connections[session.id] = Connection(asyncio.timeout(None))
@@ -273,6 +281,8 @@ class SessionProtocol:
                 ready = await _receive(stream, Ready, READY_SECONDS)
                 if ready is not None:
                     await self._run(stream, session, ready.spec)
+                elif self._goodbye is None:
+                    self._log_early_end(session.name, stream, Ready)
         except TimeoutError:
             if session.evicted is not None:
                 raise session.evicted from None

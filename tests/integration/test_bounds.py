@@ -175,9 +175,9 @@ class FrozenService(LearnerProcess):
 def test_client_is_slowed_by_flow_control_while_the_server_thread_stands_still(start_learner: StartLearner) -> None:
     """A8: of ten times 16 MiB that are pushed, gRPC takes no more than a few windows before somebody reads."""
     FrozenService.gate, FrozenService.stands_still = threading.Event(), threading.Event()
-    spec = make_spec((64 * 1024,), num_actions=NUM_ACTIONS)
+    spec = make_spec((60 * 1024,), num_actions=NUM_ACTIONS)
     learner = start_learner(FrozenService, algorithm__unroll_length=1, serving__max_slots=4)
-    message = codec.encode_step(1, make_rows(spec=spec))  # 1 MiB
+    message = codec.encode_step(1, make_rows(spec=spec))  # almost 1 MiB
     taken = 0
 
     def push() -> Iterator[Any]:
