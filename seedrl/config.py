@@ -268,7 +268,9 @@ class LearnerConfig:
     lockstep: bool = key(
         False, "finish every update before the next step, with one actor: runs on CPU are reproducible bit for bit"
     )
-    listen: str = key("127.0.0.1:50051", "address the learner listens on: HOST:PORT or unix:PATH")
+    listen: str = key(
+        "127.0.0.1:50051", "address to listen on: HOST:PORT or unix:PATH; 127.0.0.1 is local and needs no TLS or token"
+    )
     socket: str = key("", "unix:PATH to listen on as well, without TLS; `seedrl run` uses one for its own actors")
     run_dir: str = key("", "run directory; an existing one is resumed; empty for runs/<env>/<time>")
     max_restarts: int = key(5, "restarts of a crashed learner within ten minutes before `seedrl run` gives up")

@@ -80,7 +80,9 @@ class AlgorithmConfig:
     options: dict[str, Any] = key({}, "keyword arguments for your own algorithm class")
     unroll_length: int = key(64, "steps of one environment per unroll (T)")
     batch_size: int = key(32, "unrolls per train batch (B)")
-    passes: int = key(0, "times that each train batch is used; 0 lets algorithm and observations decide")
+    passes: int = key(
+        0, "passes over each train batch; more reuse data at the cost of older data; 0 lets algorithm and spaces decide"
+    )
     minibatches: int = key(0, "gradient steps in each of these passes; 0 lets algorithm and observations decide")
     on_policy: bool | None = key(
         None,
