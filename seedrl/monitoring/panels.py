@@ -164,7 +164,7 @@ TILES = (
         Unit.share,
         WAIT_SHARE,
     ),
-    Tile("Policy lag", "Mean updates between acting and training", Unit.number, mean("policy_lag"), warn=10, bad=20),
+    Tile("Policy lag", "Mean updates between acting and training", Unit.number, mean("policy_lag")),
     Tile("Actors", "Actors connected", Unit.number, "seedrl_sessions_open", warn=1, bad=1, low=True),
     Tile(
         "Rows dropped",
@@ -371,7 +371,7 @@ PANELS = (
         "Policy lag",
         AGE,
         "Updates between acting and training. To lower it: a smaller store.capacity, fewer environments, or a larger "
-        "algorithm.batch_size.",
+        "algorithm.batch_size. A replay memory is meant to hold old data.",
         Unit.number,
         (
             (mean("policy_lag"), "mean"),
@@ -405,6 +405,18 @@ PANELS = (
         "algorithm.passes, apart from what waits in the store.",
         Unit.number,
         ((f"{rate('unroll_uses_total')} / {rate('unrolls_made_total')}", "uses / made"),),
+    ),
+    Panel(
+        "Held back by the limiter",
+        AGE,
+        "The side that waits for the other, because store.samples_per_insert or store.min_size of a replay memory says "
+        "so. 1 while it does; a queue has no limiter.",
+        Unit.number,
+        (
+            ('seedrl_store_limited{side="learner"}', "learner"),
+            ('seedrl_store_limited{side="actors"}', "actors"),
+        ),
+        max=1.0,
     ),
     Panel(
         "Actors",
