@@ -40,6 +40,7 @@ class FilledStore:
     def __init__(self, select: str) -> None:
         config = LearnerConfig()
         config.store.select, config.store.capacity = select, UNROLLS
+        config.algorithm.unroll_length, config.algorithm.batch_size = 64, 32
         self.batch_size = config.algorithm.batch_size
         self._store = Store(SPEC, build_selector(config), StoreSizes.of(config, core_size=0)._replace(slots=1), CPU)
         self._random = np.random.default_rng(1)

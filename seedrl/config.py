@@ -184,7 +184,7 @@ class StoreConfig:
 @dataclass
 class ActorsConfig:
     count: int = key(1, "number of actor processes that `seedrl run` starts")
-    envs: int = key(32, "number of environments per actor")
+    envs: int = key(8, "number of environments per actor")
     groups: int = key(2, "groups of environments per actor; while one waits for actions, the others step")
     evaluation: float = key(
         0.0, "fraction of each actor's environments used for evaluation: they act greedily and are never trained on"

@@ -35,7 +35,7 @@ def settings(**changes: Any) -> LearnerConfig:
         ({"actors__envs": 30, "actors__groups": 4}, "actors.groups=4 must divide actors.envs=30"),
         ({"lockstep": True, "actors__count": 2}, "lockstep=true needs actors.count=1"),
         ({"lockstep": True, "actors__at_most": 2}, "lockstep=true needs one actor, not actors.at_most=2"),
-        ({"actors__at_most": 33}, "actors.at_most=33 × actors.envs=32 is more than serving.max_slots=1024"),
+        ({"actors__at_most": 129}, "actors.at_most=129 × actors.envs=8 is more than serving.max_slots=1024"),
     ],
 )
 def test_settings_that_would_deadlock_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
@@ -65,7 +65,7 @@ REPLAY = {"algorithm__name": "dqn", "store__select": "my_selectors:Uniform"}
     [
         ({"store__select": "fifo"}, "algorithm=dqn .without .name. also sets the store, or set store.select=uniform"),
         ({"algorithm__on_policy": True}, "algorithm.on_policy=true leaves out what older policies did"),
-        ({"algorithm__dqn": DQNConfig(burn_in=32)}, "dqn.burn_in=32 must be .* less than half of .*unroll_length=64"),
+        ({"algorithm__dqn": DQNConfig(burn_in=128)}, "burn_in=128 must be .* less than half of .*unroll_length=256"),
         ({"algorithm__dqn": DQNConfig(burn_in=-1)}, "algorithm.dqn.burn_in=-1 must be"),
         ({"algorithm__dqn": DQNConfig(n_steps=0)}, "algorithm.dqn.n_steps=0 must be at least 1"),
         ({"algorithm__dqn": DQNConfig(eta=1.5)}, "algorithm.dqn.eta=1.5 must be between 0 and 1"),

@@ -12,22 +12,29 @@ from seedrl.errors import InvalidMessage
 from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire.codec import parse_request, serialize_request
-from seedrl.wire.framing import BYTES, MAX_LEAVES, READY, STEP, _tag, _varint, parse, serialize
+from seedrl.wire.framing import BYTES, MAX_BYTES, MAX_LEAVES, READY, STEP, _tag, _varint, parse, serialize
 from seedrl.wire.messages import Ready, StepParts
 from seedrl.wire.spaces import MAX_CHOICES, MAX_NAME, MAX_RANK
 
 HELLO, REPORT = (_tag(pb.StreamRequest, name, BYTES) for name in ("hello", "report"))
 
 blobs = st.binary(max_size=300)
-steps = st.builds(
-    StepParts,
-    request_id=st.integers(0, 2**64 - 1),
-    env_id=blobs,
-    observation=st.lists(st.one_of(st.binary(min_size=1), st.integers(1, 20_000).map(bytes)), max_size=3),
-    reward=blobs,
-    flags=blobs,
-    buffer=st.integers(0, 2**32 - 1),
-)
+
+
+def steps_of(longest: int) -> st.SearchStrategy[StepParts]:
+    """Steps with up to three observations of up to so many bytes."""
+    return st.builds(
+        StepParts,
+        request_id=st.integers(0, 2**64 - 1),
+        env_id=blobs,
+        observation=st.lists(st.one_of(st.binary(min_size=1), st.integers(1, longest).map(bytes)), max_size=3),
+        reward=blobs,
+        flags=blobs,
+        buffer=st.integers(0, 2**32 - 1),
+    )
+
+
+steps, short_steps = steps_of(20_000), steps_of(MAX_BYTES // 4)  # longer ones are refused with noise in them
 
 
 def generated(step: StepParts) -> pb.StreamRequest:
@@ -57,7 +64,7 @@ def test_parse_step_of_the_generated_code_is_read_whole(step: StepParts) -> None
     assert as_bytes(parsed) == step
 
 
-@given(st.binary(max_size=60), steps)
+@given(st.binary(max_size=60), short_steps)
 def test_parse_anything_agrees_with_the_generated_code(noise: bytes, step: StepParts) -> None:
     """Noise alone, noise inside a Step, noise behind one: the same message or the same refusal."""
     whole = serialize(step)

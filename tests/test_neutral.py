@@ -54,7 +54,7 @@ def test_run_is_not_on_policy_by_itself_if_train_batches_cannot_hold_all_environ
 
 
 def test_run_with_fewer_environments_is_on_policy_with_several_unrolls_of_each() -> None:
-    assert resolved(VECTOR, change=lambda config: setattr(config.actors, "envs", 16))[3] is True
+    assert resolved(VECTOR, change=lambda config: setattr(config.actors, "envs", 4))[3] is True
 
 
 def test_model_with_memory_is_trained_on_several_unrolls_at_a_time() -> None:

@@ -62,5 +62,5 @@ def test_served_settings_keep_the_exploration_that_a_policy_which_is_not_greedy_
 @pytest.mark.parametrize(("envs", "groups"), [(0, 2), (1, 1), (7, 1), (8, 2)])
 def test_served_environments_are_the_runs_or_as_many_as_asked_for(tmp_path: Path, envs: int, groups: int) -> None:
     served = settings_of(leave_run(tmp_path / "run", {}), envs)
-    assert (served.actors.envs, served.actors.groups) == (envs or 32, groups)
+    assert (served.actors.envs, served.actors.groups) == (envs or 8, groups)
     assert served.serving.max_slots == served.actors.envs

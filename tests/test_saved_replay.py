@@ -32,6 +32,7 @@ class Memory:
         config.algorithm.batch_size, config.serving.max_slots = 4, slots
         config.store.select, config.store.capacity = select, capacity
         config.store.samples_per_insert = 0.0 if select == "mixed" else 2.0
+        config.store.tolerance = 100.0  # samples by which acting may be ahead
         self.added = 2 if select == "mixed" else 4  # unrolls before each train batch
         self.spec = make_spec()
         self.model = make_model(self.spec, core_size=3)

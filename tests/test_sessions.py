@@ -13,8 +13,8 @@ from seedrl.serving.lease import IN_FLIGHT
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import Session, SessionTable, session_seed
 from seedrl.wire.codec import encode_step
-from seedrl.wire.framing import MAX_READY_BYTES, serialize
-from seedrl.wire.messages import MAX_MESSAGE_BYTES, ControlRequest, Hello
+from seedrl.wire.framing import serialize
+from seedrl.wire.messages import MAX_MESSAGE_BYTES, MIN_MESSAGE_BYTES, ControlRequest, Hello
 from tests.fakes import make_spec
 
 ENVS = 4
@@ -72,11 +72,14 @@ def test_join_above_max_slots_is_refused_with_numbers_and_remedy() -> None:
 
 
 def test_longest_message_is_what_the_rows_need_once_the_spaces_are_known() -> None:
-    """A stranger cannot make a resumed learner hold 64 MiB for each of its streams."""
+    """A stranger cannot make a learner hold 64 MiB for each of its streams; only its user can open a socket's file."""
     table = make_table()
-    assert table.longest_message == MAX_MESSAGE_BYTES
+    assert table.longest_message == MIN_MESSAGE_BYTES
     table.agree(make_spec((2,)))
-    assert table.longest_message == MAX_READY_BYTES
+    assert table.longest_message == MIN_MESSAGE_BYTES
+    private = make_table()
+    private.config.listen = "unix:learner.sock"
+    assert private.longest_message == MAX_MESSAGE_BYTES
     large, spec = make_table(groups=4), make_spec((1024, 1024), "uint8")
     large.agree(spec)
     rows = Rows(np.arange(ENVS), np.zeros((ENVS, 1024, 1024), np.uint8), np.zeros(ENVS), np.zeros(ENVS))

@@ -78,8 +78,8 @@ class AlgorithmConfig:
 
     name: str = key("ppo", "ppo | vtrace | pqn | dqn | sac | bc | your.module:Class")
     options: dict[str, Any] = key({}, "keyword arguments for your own algorithm class")
-    unroll_length: int = key(64, "steps of one environment per unroll (T)")
-    batch_size: int = key(32, "unrolls per train batch (B)")
+    unroll_length: int = key(256, "steps of one environment per unroll (T)")
+    batch_size: int = key(8, "unrolls per train batch (B)")
     passes: int = key(
         0, "passes over each train batch; more reuse data at the cost of older data; 0 lets algorithm and spaces decide"
     )
