@@ -3,10 +3,13 @@
 import pytest
 import torch
 
+from seedrl.actions import Actions
+from seedrl.algorithms.base import networks_of
+from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
-from seedrl.config import LearnerConfig, StoreDevice
+from seedrl.config import LearnerConfig, ModelConfig, StoreDevice
 from seedrl.errors import ConfigError, Mismatch
-from seedrl.models.base import core_size_of
+from seedrl.models.build import build_model
 from seedrl.policy import Policy
 from seedrl.run import budget as budgets
 from seedrl.run.budget import (
@@ -20,6 +23,7 @@ from seedrl.run.budget import (
 )
 from seedrl.run.checkpoint import pack_optimizer
 from seedrl.selection.fifo import Fifo
+from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
 from seedrl.store import Store, StoreSizes
 from tests.builders import learner_parts
 from tests.fakes import TinyModel, make_spec
@@ -37,16 +41,40 @@ def test_budget_is_what_the_parts_take(optimizer: Optimizer) -> None:
     parts.record()
     parts.update()
 
-    budget = budget_of(parts.config, spec, model, core_size_of(model))
+    algorithm = parts.learner._algorithm
+    budget = budget_of(parts.config, spec, model, algorithm)
     assert budget.store == Store(spec, Fifo(), StoreSizes.of(parts.config, 3), CPU).columns.nbytes
     models = [model, *Policy(model, version=0)._replicas]
-    assert budget.weights == sum(each.nbytes for copy in models for each in copy.parameters())
+    own = sum(each.nbytes for each in algorithm.tensors().values())
+    assert budget.weights == sum(each.nbytes for copy in models for each in copy.parameters()) + own
     gradients = sum(each.grad.nbytes for each in model.parameters() if each.grad is not None)
     averages = sum(each.nbytes for each in pack_optimizer(parts.learner._optimizer).values())
     assert averages <= budget.optimizer - gradients + 64  # and a few counts of steps
     assert budget.optimizer - gradients <= averages
     saved = sum(each.nbytes for each in parts.learner.tensors().values())
-    assert saved - 64 <= checkpoint_bytes(parts.config, model) <= saved
+    assert saved - 64 <= checkpoint_bytes(parts.config, model, algorithm) <= saved
+
+
+def test_budget_of_an_algorithm_with_critics_and_target_networks_counts_them() -> None:
+    spec = EnvSpec(ArraySpec((3,), "float32"), ContinuousSpec((-1.0,), (1.0,), (1,)))
+    model = build_model(
+        ModelConfig(layers=[16], squash=True, state_std=True, popart=False, normalize=False), spec, seed=1
+    )
+    config = LearnerConfig(algorithm=AlgorithmConfig(name="sac"))
+    sac = build_algorithm(config.algorithm, Actions(spec, squash=True), model)
+    critics = sum(each.nbytes for each in networks_of(sac).parameters())
+    targets = sum(each.nbytes for name, each in sac.tensors().items() if name.startswith("target."))
+    assert 0 < targets <= critics
+
+    without = build_algorithm(
+        AlgorithmConfig(passes=1, minibatches=1, entropy_cost=0.0), Actions(spec, squash=True), model
+    )
+    budget, plain = budget_of(config, spec, model, sac), budget_of(config, spec, model, without)
+    assert (
+        critics + targets <= budget.weights - plain.weights <= critics + targets + 10_000
+    )  # the random numbers' state
+    assert budget.optimizer - plain.optimizer == 3 * critics
+    assert checkpoint_bytes(config, model, sac) - checkpoint_bytes(config, model, without) >= 3 * critics + targets
 
 
 def test_budget_of_serving_alone_has_no_optimizer_and_the_store_it_is_given() -> None:
@@ -55,8 +83,7 @@ def test_budget_of_serving_alone_has_no_optimizer_and_the_store_it_is_given() ->
     sizes = StoreSizes.of(LearnerConfig(), 0)._replace(capacity=0)
     budget = serving_budget(spec, model, sizes)
     columns = Store(spec, Fifo(), sizes, CPU).columns
-    weights = budget_of(LearnerConfig(), spec, model, 0).weights
-    assert budget == (columns.nbytes, weights, 0, columns.host_nbytes)
+    assert budget == (columns.nbytes, 3 * sum(each.nbytes for each in model.parameters()), 0, columns.host_nbytes)
 
 
 def test_budget_of_a_ring_too_large_for_any_machine_is_refused_before_anything_is_allocated() -> None:
@@ -68,9 +95,10 @@ def test_budget_of_a_ring_too_large_for_any_machine_is_refused_before_anything_i
 
 def test_budget_of_a_store_in_main_memory_takes_nothing_of_the_device() -> None:
     config, spec, model = LearnerConfig(), make_spec((50,)), TinyModel(make_spec((50,)))
-    there = budget_of(config, spec, model, 0)
+    algorithm = learner_parts(model=model, spec=spec).learner._algorithm
+    there = budget_of(config, spec, model, algorithm)
     config.store.device = StoreDevice.host
-    here = budget_of(config, spec, model, 0)
+    here = budget_of(config, spec, model, algorithm)
     assert (here.store, here.host) == (0, there.store + there.host)
     assert here.total == there.total
 

@@ -165,19 +165,25 @@ def messages(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
 
 def memory(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     """Check that weights and store fit the device, and checkpoints the disk."""
+    from seedrl.actions import Actions
+    from seedrl.algorithms.build import build_algorithm
+    from seedrl.algorithms.neutral import resolve
     from seedrl.device import choose_device
     from seedrl.models.base import core_size_of
     from seedrl.models.build import build_run_model
     from seedrl.run.budget import budget_of, checkpoint_bytes, free_bytes, saved_unrolls
     from seedrl.store import StoreSizes
 
+    config, device = resolve(config, spec), choose_device(config.device)
     model = build_run_model(config, spec)
-    device = choose_device(config.device)
-    budget, free = budget_of(config, spec, model, core_size_of(model)), free_bytes(device)
+    algorithm = build_algorithm(config.algorithm, Actions(spec, config.model.squash), model)
+    budget, free = budget_of(config, spec, model, algorithm), free_bytes(device)
     is_enough = free is None or budget.on(device) <= free
     yield Finding(is_enough, f"memory: {budget}" + (f", {mebibytes(free)} free" if free is not None else ""))
-    unrolls = saved_unrolls(config, spec, StoreSizes.of(config, core_size_of(model)))
-    saved = checkpoint_bytes(config, model) * (config.checkpoint.keep + 1) + 2 * unrolls  # the newest one, and the next
+    unrolls = saved_unrolls(config, spec, StoreSizes.of(config, core_size_of(model), algorithm.overlap))
+    saved = (
+        checkpoint_bytes(config, model, algorithm) * (config.checkpoint.keep + 1) + 2 * unrolls
+    )  # the newest one, and the next
     yield Finding(saved < shutil.disk_usage(_folder(config)).free, f"checkpoints: {mebibytes(saved)} on disk")
 
 

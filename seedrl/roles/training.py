@@ -72,7 +72,7 @@ class Training:
         model = build_run_model(config, spec, device)
         algorithm = build_algorithm(config.algorithm, actions, model)
         sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
-        budget = budget_of(config, spec, model, sizes.core_size)
+        budget = budget_of(config, spec, model, algorithm)
         check_budget(budget, device)
         self._process = process
         self._batch_size = config.algorithm.batch_size

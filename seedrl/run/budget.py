@@ -8,9 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from seedrl.algorithms.base import Algorithm, networks_of
 from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
 from seedrl.config import LearnerConfig, StoreDevice
 from seedrl.errors import ConfigError, Mismatch
+from seedrl.models.base import core_size_of
 from seedrl.run.host_memory import free_host_bytes
 from seedrl.specs import EnvSpec
 from seedrl.store import Store, StoreSizes
@@ -24,7 +26,7 @@ class Budget(NamedTuple):
     """Bytes, without what a forward or backward pass takes for a moment. All are on the device but `host`."""
 
     store: int
-    weights: int  # all copies
+    weights: int  # all copies, and what the algorithm has besides, such as critics and target networks
     optimizer: int  # gradients included
     host: int = 0  # the columns of the store that are on the host, whatever the device is; all with store.device=host
 
@@ -41,11 +43,14 @@ class Budget(NamedTuple):
         return f"{self.total / MIB:,.1f} MiB ({parts})"
 
 
-def budget_of(config: LearnerConfig, spec: EnvSpec, model: nn.Module, core_size: int) -> Budget:
-    """Return what serving and training a model takes."""
-    optimizer = (1 + _averages(config.algorithm)) * _parameter_bytes(model)
-    budget = serving_budget(spec, model, StoreSizes.of(config, core_size))._replace(optimizer=optimizer)
-    return _placed(budget, config)
+def budget_of(config: LearnerConfig, spec: EnvSpec, model: nn.Module, algorithm: Algorithm) -> Budget:
+    """Return what serving and training a model takes, and what the algorithm has besides it."""
+    sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
+    serving, networks = serving_budget(spec, model, sizes), networks_of(algorithm)
+    own = _weight_bytes(networks) + _state_bytes(algorithm)
+    trained = _parameter_bytes(model) + _parameter_bytes(networks)
+    optimizer = (1 + _averages(config.algorithm)) * trained
+    return _placed(serving._replace(weights=serving.weights + own, optimizer=optimizer), config)
 
 
 def _placed(budget: Budget, config: LearnerConfig) -> Budget:
@@ -61,14 +66,20 @@ def serving_budget(spec: EnvSpec, model: nn.Module, sizes: StoreSizes) -> Budget
     return Budget(store.device, COPIES * _weight_bytes(model), optimizer=0, host=store.host)
 
 
-def checkpoint_bytes(config: LearnerConfig, model: nn.Module) -> int:
-    """Return the size of one checkpoint: the weights and what the optimizer keeps of them."""
-    return _weight_bytes(model) + _averages(config.algorithm) * _parameter_bytes(model)
+def checkpoint_bytes(config: LearnerConfig, model: nn.Module, algorithm: Algorithm) -> int:
+    """Return the size of one checkpoint: the weights, what the optimizer keeps of them, and what the algorithm has."""
+    trained = nn.ModuleList([model, networks_of(algorithm)])
+    averages = _averages(config.algorithm) * _parameter_bytes(trained)
+    return _weight_bytes(trained) + averages + _state_bytes(algorithm)
 
 
 def saved_unrolls(config: LearnerConfig, spec: EnvSpec, sizes: StoreSizes) -> int:
     """Return the size of the unrolls in a checkpoint, once the store is full; 0 if they are not saved."""
     return sum(Store.bytes_needed(spec, sizes._replace(slots=0))) if config.store.checkpoint else 0
+
+
+def _state_bytes(algorithm: Algorithm) -> int:
+    return sum(tensor.nbytes for tensor in algorithm.tensors().values())
 
 
 def _weight_bytes(model: nn.Module) -> int:
