@@ -19,9 +19,10 @@ from seedrl.errors import InvalidMessage, NoCapacity, Superseded, TooLate
 from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.serving.balance import Balance
 from seedrl.serving.batcher import Batcher
-from seedrl.serving.protocol import Connection, SessionProtocol
+from seedrl.serving.protocol import SessionProtocol
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import Request, Session, SessionTable
+from seedrl.serving.stream import Connection
 from seedrl.wire import codec
 from seedrl.wire.framing import parse, serialize
 from seedrl.wire.messages import Hello, StepParts, Welcome

@@ -7,10 +7,8 @@ session's outbox. Both run in the event loop of the server thread.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +21,7 @@ from seedrl.serving.inference import Answer
 from seedrl.serving.quarantine import Quarantine
 from seedrl.serving.refusals import RefusalLog
 from seedrl.serving.sessions import OTHER_BYTES, Request, Session, SessionTable, follows_redirects
+from seedrl.serving.stream import Connection, Stream, kind_of, receive, send_outbox
 from seedrl.specs import Arrays, EnvSpec, as_tree, leaves
 from seedrl.status import DRAINED
 from seedrl.wire import codec
@@ -31,12 +30,10 @@ from seedrl.wire.messages import (
     MAX_MESSAGE_BYTES,
     MAX_REDIRECTS,
     PING_PATIENCE,
-    ActorMessage,
     Command,
     Control,
     ControlRequest,
     Hello,
-    LearnerMessage,
     Ready,
     Report,
     StepParts,
@@ -49,33 +46,6 @@ SPARE_STREAMS = 64  # streams beyond one per slot, for actors that have not sent
 MOVE_SECONDS = 5.0  # for an actor to end its half of the stream when it is redirected
 CANCEL_SECONDS = 0.1  # from the end of a stream until gRPC cancels its call, if the actor or the connection broke it
 GOODBYE_SECONDS = 2.0  # for actors to leave when asked to
-
-Message = TypeVar("Message", Hello, Ready)
-
-
-class Stream(Protocol):
-    """The learner's end of one stream. `read` returns something false once the actor has ended its half."""
-
-    def read(self) -> Awaitable[ActorMessage | None]: ...
-
-    def write(self, message: LearnerMessage) -> Awaitable[None]: ...
-
-    def abort(self, error: Exception) -> Awaitable[None]:
-        """End the stream with a status that explains the error."""
-        ...
-
-    def peer(self) -> str: ...
-
-
-@dataclass(eq=False, slots=True)
-class Connection:
-    """The stream of an open session. Owned by the server thread."""
-
-    limit: asyncio.Timeout  # ends the stream when it expires
-    outbox: asyncio.Queue[tuple[LearnerMessage, int]] = field(default_factory=asyncio.Queue)  # and the rows answered
-
-    def send(self, message: LearnerMessage, rows: int = 0) -> None:
-        self.outbox.put_nowait((message, rows))
 
 
 class SessionProtocol:
@@ -127,7 +97,7 @@ class SessionProtocol:
         self._streams += 1
         try:
             self._expect_room()
-            hello = await _receive(stream, Hello, HELLO_SECONDS)
+            hello = await receive(stream, Hello, HELLO_SECONDS)
             if hello is None:
                 self._log_early_end(name, stream, Hello)
                 return
@@ -274,11 +244,11 @@ class SessionProtocol:
     async def _session(self, stream: Stream, session: Session, welcome: Welcome) -> None:
         """Run a session from Welcome to the end of the stream."""
         connection = self.connections[session.id] = Connection(asyncio.timeout(None))
-        writer = asyncio.create_task(_drain(connection, session, stream), name=f"writer-{session.id}")
+        writer = asyncio.create_task(send_outbox(connection, session, stream), name=f"writer-{session.id}")
         try:
             async with connection.limit:
                 connection.send(welcome if self._goodbye is None else self._goodbye)
-                ready = await _receive(stream, Ready, READY_SECONDS)
+                ready = await receive(stream, Ready, READY_SECONDS)
                 if ready is not None:
                     await self._run(stream, session, ready.spec)
                 elif self._goodbye is None:
@@ -326,7 +296,7 @@ class SessionProtocol:
             elif isinstance(message, Report):
                 self._count_report(session.measure(message))
             else:
-                raise InvalidMessage(f"message: expected step or report, saw {_kind(message)}")
+                raise InvalidMessage(f"message: expected step or report, saw {kind_of(message)}")
             timer.lap("read")
 
     def _request(self, step: StepParts, session: Session, spec: EnvSpec) -> Request:
@@ -422,36 +392,8 @@ def _joined(answers: list[Answer]) -> Arrays:
     return as_tree(first, [np.concatenate(column) for column in columns])
 
 
-async def _receive(stream: Stream, kind: type[Message], seconds: float) -> Message | None:
-    """Return the next message, which must be of this kind and come in time; None if the actor has left."""
-    try:
-        message = await asyncio.wait_for(stream.read(), seconds)
-    except TimeoutError:
-        raise TooLate(f"message: expected {_word(kind)} within {seconds:.0f} s, saw nothing") from None
-    if not message:
-        return None
-    if not isinstance(message, kind):
-        raise InvalidMessage(f"message: expected {_word(kind)}, saw {_kind(message)}")
-    return message
-
-
 def _loss(session: Session) -> str:
     """Return how a session was lost. gRPC does not say whether the actor cancelled its call or the connection broke."""
     silent = time.monotonic() - session.traffic.heard
     why = f"; an actor has to answer pings within {PING_PATIENCE:g} s" if silent >= PING_PATIENCE else ""
     return f"left: its call was cancelled or its connection closed {silent:.1f} s after its last message{why}"
-
-
-def _kind(message: ActorMessage) -> str:
-    return _word(type(message))
-
-
-def _word(kind: type) -> str:
-    return "step" if kind is StepParts else kind.__name__.lower()
-
-
-async def _drain(connection: Connection, session: Session, stream: Stream) -> None:
-    while True:
-        message, rows = await connection.outbox.get()
-        session.traffic.unsent -= rows
-        await stream.write(message)  # waits for an actor that does not read
