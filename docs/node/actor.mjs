@@ -1,6 +1,6 @@
 // An actor for a seedrl learner in JavaScript, with environments of its own (cartpole.mjs).
 //
-//     seedrl learner env=own listen=127.0.0.1:50051 actors.envs=32 stop.env_steps=1e6
+//     seedrl learner env=own listen=127.0.0.1:50051 stop.env_steps=1e6
 //     npm install && node actor.mjs 127.0.0.1:50051
 //
 // It is written from proto/seedrl/v1/inference.proto; the rules named below are the rules there. A token is read from
