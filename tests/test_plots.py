@@ -130,6 +130,22 @@ def test_groups_are_labelled_by_what_differs_and_nothing_else(tmp_path: Path) ->
     ]
 
 
+def test_groups_that_differ_in_many_settings_are_labelled_by_few_that_tell_them_apart(tmp_path: Path) -> None:
+    """Runs of two algorithms differ in all that their presets set, and labels used to be screens long."""
+    others = {"model__popart": False, "model__normalize": False, "store__capacity": 9, "algorithm__batch_size": 5}
+    runs = [leave_run(tmp_path / "ppo"), leave_run(tmp_path / "dqn", algorithm__name="dqn", **others)]
+    assert labels(*runs) == [
+        "CartPole-v1 algorithm.name=dqn … (1 seed)",
+        "CartPole-v1 algorithm.name=ppo … (1 seed)",
+    ]
+    slower = leave_run(tmp_path / "slower", algorithm__name="dqn", algorithm__learning_rate=1e-5, **others)
+    assert labels(*runs, slower) == [
+        "CartPole-v1 algorithm.name=dqn algorithm.learning_rate=1e-05 … (1 seed)",
+        "CartPole-v1 algorithm.name=dqn algorithm.learning_rate=0.0003 … (1 seed)",
+        "CartPole-v1 algorithm.name=ppo algorithm.learning_rate=0.0003 … (1 seed)",
+    ]
+
+
 def test_groups_are_in_the_order_of_their_labels_whatever_the_order_of_runs(tmp_path: Path) -> None:
     runs = [leave_run(tmp_path / str(number), model__lstm=number, seed=number) for number in (128, 16, 64, 8)]
     found = labels(*runs)

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ NOT_COMPARED = (
     ),
     *("actors.threads", "actors.max_restarts", "serving.shared_memory"),
 )
+MOST = 4  # settings in a label, if fewer can tell the runs apart
 NUMBER = re.compile(r"((?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.]))")
 LARGEST = 1e100  # nothing measured is larger, and plots cannot show what is
 COLUMNS = ("env_steps", "seconds", "return_mean_100", "eval_return_mean_100")
@@ -167,12 +169,24 @@ def _by_size(label: str) -> list[tuple[float, str]]:
 
 
 def _apart(curve: Curve, others: Sequence[Curve]) -> str:
+    """Return the settings in which groups differ; where they are many, some that tell all groups apart, and dots."""
     rivals = [other.settings for other in others if other.env == curve.env]
-    return " ".join(
-        f"{key}={as_typed(value)}"
-        for key, value in curve.settings.items()
-        if any(rival.get(key) != value for rival in rivals)
-    )
+    keys = [key for key, value in curve.settings.items() if any(rival.get(key) != value for rival in rivals)]
+    shown = keys if len(keys) <= MOST else _telling(keys, rivals)
+    words = [f"{key}={as_typed(curve.settings.get(key))}" for key in shown]
+    return " ".join(words + ["…"] * (len(shown) < len(keys)))
+
+
+def _telling(keys: Sequence[str], rivals: Sequence[Settings]) -> list[str]:
+    """Return few keys in which no two of these settings are the same, names first."""
+    alike = list(combinations(rivals, 2))
+    chosen: list[str] = []
+    while alike:
+        apart = {key: sum(one.get(key) != other.get(key) for one, other in alike) for key in keys}
+        best = max(keys, key=lambda key: (apart[key], key.endswith(".name")))
+        chosen.append(best)
+        alike = [(one, other) for one, other in alike if one.get(best) == other.get(best)]
+    return chosen
 
 
 def as_typed(value: Any) -> str:
