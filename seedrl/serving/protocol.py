@@ -92,21 +92,21 @@ class SessionProtocol:
             await stream.write(self._goodbye)
             return
         counted = self._metrics.sessions_refused
-        name = "an actor"
+        name, peer = "an actor", stream.peer()  # gRPC forgets the peer of a call that has ended
         session: Session | None = None
         self._streams += 1
         try:
             self._expect_room()
             hello = await receive(stream, Hello, HELLO_SECONDS)
             if hello is None:
-                self._log_early_end(name, stream, Hello)
+                self._log_early_end(name, peer, Hello)
                 return
             name = hello.name
             await self._sit_out(hello)
             if control := self._instead_of_welcome(hello):
                 await stream.write(control)
                 return
-            session, welcome = self._admit(hello, stream.peer())
+            session, welcome = self._admit(hello, peer)
             counted = self._metrics.sessions_evicted
             await self._session(stream, session, welcome)
             if self._goodbye is None and not session.moved_to:
@@ -121,11 +121,11 @@ class SessionProtocol:
             if session is not None and isinstance(error, InvalidMessage | NotGranted):
                 self._quarantine.impose(session.hello.instance)
             verb = "ended the session of" if session is not None and session.has_joined else "refused"
-            self._log_refusal(f"learner: {verb} {name} ({stream.peer()}): {error}")
+            self._log_refusal(f"learner: {verb} {name} ({peer}): {error}")
             await stream.abort(error.with_traceback(None))  # its frames would hold the message for a while
         except Exception as error:
             counted["internal"] += 1
-            self._log_refusal(f"learner: a session of {name} ({stream.peer()}) failed: {error!r}")
+            self._log_refusal(f"learner: a session of {name} ({peer}) failed: {error!r}")
             await stream.abort(error)
         finally:
             self._streams -= 1
@@ -234,10 +234,10 @@ class SessionProtocol:
         self._metrics.actors_env_failures += bool(hello.env_failure)
         return joined
 
-    def _log_early_end(self, name: str, stream: Stream, kind: type) -> None:
+    def _log_early_end(self, name: str, peer: str, kind: type) -> None:
         """gRPC ends a stream whose message is too long as if the actor had left, and tells only the actor why."""
         self._log_refusal(
-            f"learner: {name} ({stream.peer()}) left before its {kind.__name__}, or sent a message of more than "
+            f"learner: {name} ({peer}) left before its {kind.__name__}, or sent a message of more than "
             f"{self.room} bytes"
         )
 
@@ -252,7 +252,7 @@ class SessionProtocol:
                 if ready is not None:
                     await self._run(stream, session, ready.spec)
                 elif self._goodbye is None:
-                    self._log_early_end(session.name, stream, Ready)
+                    self._log_early_end(session.name, session.peer, Ready)
         except TimeoutError:
             if session.evicted is not None:
                 raise session.evicted from None

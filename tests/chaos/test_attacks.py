@@ -27,11 +27,11 @@ class Bound(NamedTuple):
     gap: float = GAP  # the most seconds between two answers of the healthy actor
 
 
-TOO_LONG = "RESOURCE_EXHAUSTED"
+TOO_LONG, EARLY = "RESOURCE_EXHAUSTED", "(ipv4:127.0.0.1:"
 BOUNDS = (
-    Bound(attacks.step_of_empty_blobs, 16, 0.05, "", TOO_LONG),
-    Bound(attacks.ready_of_tiny_leaves, 16, 0.05, "", TOO_LONG),
-    Bound(attacks.large_before_hello, 16, 0.05, "", TOO_LONG),
+    Bound(attacks.step_of_empty_blobs, 16, 0.05, EARLY, TOO_LONG),
+    Bound(attacks.ready_of_tiny_leaves, 16, 0.05, EARLY, TOO_LONG),
+    Bound(attacks.large_before_hello, 16, 0.05, EARLY, TOO_LONG),
     Bound(attacks.compressed, 16, 0.05, "", "UNIMPLEMENTED"),
     Bound(attacks.blocked_client, 16, 0.05, "", ""),
     Bound(attacks.eager_pings, 16, 0.05, "", ""),
