@@ -55,6 +55,12 @@ class Activation(Enum):
     relu = "relu"
 
 
+class Precision(Enum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    auto = "auto"
+
+
 class Format(Enum):
     torch = "torch"
     onnx = "onnx"
@@ -95,6 +101,9 @@ class ModelConfig:
     squash: bool = key(False, "keep continuous actions within their bounds by tanh instead of clipping")
     state_std: bool = key(
         False, "let the standard deviations of continuous actions depend on the observation, as sac needs it"
+    )
+    precision: Precision = key(
+        Precision.fp32, "of networks for images: fp32 | bf16 (faster, rounded to 8 bits) | auto (bf16 where it is fast)"
     )
     options: dict[str, Any] = key({}, "keyword arguments for your own model class")
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from seedrl.device import after_serving, finish
+from seedrl.models.precision import replica_weights
 
 
 class Policy:
@@ -20,6 +21,8 @@ class Policy:
 
     def __init__(self, model: nn.Module, version: int) -> None:
         self._replicas = [copy.deepcopy(model).requires_grad_(False).eval() for _ in range(2)]
+        for replica in self._replicas:
+            replica_weights(replica)
         self._locks = [threading.Lock(), threading.Lock()]
         self._current = 0
         self._version = version

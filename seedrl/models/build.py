@@ -15,6 +15,7 @@ from seedrl.models.base import ActionCritic, ActorCritic, Masked
 from seedrl.models.check import check_model
 from seedrl.models.images import GridEncoder, ImageEncoder, impala_encoder, is_image, nature_encoder
 from seedrl.models.mlp import MlpEncoder, TinyEncoder
+from seedrl.models.precision import lower
 from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
 from seedrl.types import Observation
 
@@ -37,6 +38,7 @@ def build_run_model(config: LearnerConfig, spec: EnvSpec, device: torch.device =
     """
     stacked = spec.stacked(config.env.frame_stack)
     model = build_model(config.model, stacked, config.seed).to(device)
+    lower(model, config.model.precision, device)
     if plugins.is_import_path(config.model.name):
         check_model(model, stacked, f"model.name={config.model.name}")
     return model

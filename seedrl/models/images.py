@@ -28,11 +28,20 @@ class ImageEncoder(nn.Module):
         self.linear = scaled(nn.Linear(flat, size))
         self.norm = nn.LayerNorm(size) if layer_norm else nn.Identity()
         self.size = size
+        self.is_low = False  # whether it computes in bfloat16, see precision.py
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, observation: Tensor) -> Tensor:
         pixels = observation.permute(0, 3, 1, 2) if self._has_channels_last else observation
-        return torch.relu(self.norm(self.linear(self.trunk(self.centre(pixels)).flatten(1))))
+        return torch.relu(self.norm(self._features(self.centre(pixels))))
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        if not self.is_low:
+            features: Tensor = self.linear(self.trunk(pixels).flatten(1))
+            return features
+        with torch.autocast(pixels.device.type, torch.bfloat16):
+            features = self.linear(self.trunk(pixels).flatten(1))
+        return features.float()
 
 
 class Centre(nn.Module):

@@ -20,6 +20,7 @@ from seedrl.learning.loop import Rounds, Source, TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
 from seedrl.models.build import build_run_model
+from seedrl.models.precision import is_low
 from seedrl.policy import Policy
 from seedrl.recordings.files import Content, Recording
 from seedrl.recordings.recorder import UnrollRecorder
@@ -120,7 +121,8 @@ class Training:
         self.thread = threading.Thread(target=self._run, name="learner", daemon=True)
         saved = saved_unrolls(config, spec, sizes) if kept else 0
         process.display.say(
-            f"learner: {self.algorithm} on {spec}; {count_parameters(model):,} parameters on {device}; "
+            f"learner: {self.algorithm} on {spec}; {count_parameters(model):,} parameters on {device}"
+            f"{' in bfloat16' if is_low(model) else ''}; "
             f"{budget} for {sizes.slots} slots and {sizes.capacity} finished unrolls"
             + (f", of which checkpoints hold {saved / MIB:,.1f} MiB" if kept else "")
         )
