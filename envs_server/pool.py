@@ -19,7 +19,7 @@ from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
 from envs_server.stepping import MakeEnv
 from seedrl.errors import ConfigError
 from seedrl.plugins import OWN, build, is_import_path, is_own
-from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.rows import ENDED, LIFE, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, EnvSpec
 from seedrl.wire.messages import Welcome
 
@@ -133,20 +133,25 @@ class EnvPool:
             observation, action = self._envs.observation_space, self._envs.action_space
             self.spec = spec_of(observation, action, job.env_id)
             self._observations, self._actions = ObservationSpace(observation), ActionSpace(action)
-        self._begins = np.ones(job.num_envs, np.bool_)  # the next row of this environment begins an episode
+        self._begins = np.full(job.num_envs, RESET, np.uint8)  # flags of the next row of each environment
+        self._has_lives = bool(job.options.get("episodic_life"))
         self._envs.async_reset()
 
     def recv(self) -> Rows:
         observation, reward, terminated, truncated, info = self._envs.recv()
         env_id = info["env_id"]
-        begins = self._begins[env_id]
-        flags = np.where(begins, RESET, 0).astype(np.uint8)
+        flags = self._begins[env_id]
+        # DeepMind Control has a reward for where an episode begins; nothing was done to earn it.
+        earned = np.where(flags, 0, reward).astype(np.float32, copy=False)
         flags[terminated] |= TERMINATED
         flags[truncated & ~terminated] |= TRUNCATED
-        self._begins[env_id] = (flags & ENDED) != 0
-        rows = self._observations.rows(observation, len(env_id))
-        # DeepMind Control has a reward for where an episode begins; nothing was done to earn it.
-        return Rows(env_id, rows, np.where(begins, 0, reward).astype(np.float32, copy=False), flags)
+        begins = np.where(flags & ENDED, RESET, 0).astype(np.uint8)
+        if self._has_lives:
+            lost = terminated & (info["terminated"] == 0)  # which is 1 where the game is over
+            flags[lost] |= LIFE
+            begins[lost] |= LIFE
+        self._begins[env_id] = begins
+        return Rows(env_id, self._observations.rows(observation, len(env_id)), earned, flags)
 
     def send(self, action: Arrays, env_id: NDArray[np.int32]) -> None:
         self._envs.send(self._actions.nested(action), env_id)

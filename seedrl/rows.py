@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from seedrl.specs import Arrays
 
-TERMINATED, TRUNCATED, RESET = 1, 2, 4  # flags of a row; their values are those of the protocol
+TERMINATED, TRUNCATED, RESET, LIFE = 1, 2, 4, 8  # flags of a row; their values are those of the protocol
 ENDED = TERMINATED | TRUNCATED
 
 
@@ -17,4 +17,4 @@ class Rows(NamedTuple):
     env_id: NDArray[np.int32]  # [n]
     observation: Arrays  # [n, ...]
     reward: NDArray[np.float32]  # [n]
-    flags: NDArray[np.uint8]  # [n]  a sum of TERMINATED, TRUNCATED and RESET
+    flags: NDArray[np.uint8]  # [n]  a sum of TERMINATED, TRUNCATED, RESET and LIFE

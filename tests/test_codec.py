@@ -206,7 +206,7 @@ def ints(*values: int) -> bytes:
     [
         ({"flags": b""}, InvalidMessage, "flags", "1 to 8 rows", "saw 0"),
         ({"flags": bytes(9)}, InvalidMessage, "flags", "1 to 8 rows", "saw 9"),
-        ({"flags": b"\0\0\x08"}, InvalidMessage, "flags", "a sum of 1, 2 and 4", "saw 8"),
+        ({"flags": b"\0\0\x10"}, InvalidMessage, "flags", "a sum of 1, 2, 4 and 8", "saw 16"),
         ({"env_id": ints(0, 1)}, InvalidMessage, "env_id", "12 bytes (3 rows of int32)", "saw 8"),
         ({"env_id": b""}, InvalidMessage, "env_id", "12 bytes", "saw 0"),
         ({"env_id": ints(0, 1, 8)}, NotGranted, "env_id", "0 to 7", "saw 8"),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedrl.actions import Actions
-from seedrl.rows import RESET, TERMINATED, TRUNCATED
+from seedrl.rows import LIFE, RESET, TERMINATED, TRUNCATED
 from seedrl.serving.slots import Slots, WritePosition
 from tests.fakes import make_spec
 
@@ -128,6 +128,16 @@ def test_count_episodes_reset_forgets_what_was_left_unfinished() -> None:
     slots.count_episodes(indices(1), rewards(0), flags(RESET))
     finished = slots.count_episodes(indices(1), rewards(1), flags(TERMINATED))
     assert (finished.returns.tolist(), finished.lengths.tolist()) == ([1.0], [1])
+
+
+def test_count_episodes_game_of_several_lives_is_one_episode() -> None:
+    slots = make_slots()
+    ends = [RESET, 0, TERMINATED | LIFE, RESET | LIFE, 0, TERMINATED | LIFE, RESET | LIFE, TERMINATED]
+    for flag in ends[:-1]:
+        finished = slots.count_episodes(indices(1), rewards(flag & RESET == 0), flags(flag))
+        assert len(finished.returns) == 0
+    finished = slots.count_episodes(indices(1), rewards(1), flags(ends[-1]))
+    assert (finished.returns.tolist(), finished.lengths.tolist()) == ([5.0], [5])
 
 
 @settings(deadline=None)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seedrl.actions import Actions
 from seedrl.device import upload
-from seedrl.rows import ENDED, RESET
+from seedrl.rows import ENDED, LIFE, RESET
 
 Indices = NDArray[np.int64]
 
@@ -93,12 +93,13 @@ class Slots:
         self._next_row[slots] = overlap
 
     def count_episodes(self, slots: Indices, reward: NDArray[np.float32], flags: NDArray[np.uint8]) -> FinishedEpisodes:
-        """Add the rewards to the running episodes; return those that end here."""
+        """Add the rewards to the running episodes; return those that end here. A game ends with its last life."""
         if flags.any():
-            reset = slots[(flags & RESET) != 0]
-            self._episode_return[reset] = 0.0
-            self._episode_length[reset] = -1  # the reset row itself is no step
+            new = slots[(flags & (RESET | LIFE)) == RESET]
+            self._episode_return[new] = 0.0
+            self._episode_length[new] = 0
+            self._episode_length[slots[(flags & RESET) != 0]] -= 1  # the reset row itself is no step
         self._episode_return[slots] += reward
         self._episode_length[slots] += 1
-        ended = slots[(flags & ENDED) != 0]
+        ended = slots[((flags & ENDED) != 0) & ((flags & LIFE) == 0)]
         return FinishedEpisodes(ended, self._episode_return[ended], self._episode_length[ended])

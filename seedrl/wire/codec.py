@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted
-from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.rows import LIFE, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.specs import Arrays, ArraySpec, EnvSpec, as_tree, leaves
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import framing
@@ -39,7 +39,7 @@ from seedrl.wire.messages import (
 from seedrl.wire.spaces import MAX_NAME, decode_spaces, encode_spaces
 from seedrl.wire.text import decode_options, printable
 
-KNOWN_FLAGS = bytes(range(TERMINATED + TRUNCATED + RESET + 1))
+KNOWN_FLAGS = bytes(range(TERMINATED + TRUNCATED + RESET + LIFE + 1))
 
 ENV_ID = np.dtype("<i4")
 UNSIGNED = np.dtype("<u4")
@@ -276,7 +276,7 @@ def decode_step(
         wrong = rows.env_id[(rows.env_id < 0) | (rows.env_id >= num_envs)][0]
         raise NotGranted(f"env_id: expected 0 to {num_envs - 1}, saw {wrong}")
     if unknown := bytes(flags).translate(None, delete=KNOWN_FLAGS):
-        raise InvalidMessage(f"flags: expected a sum of 1, 2 and 4, saw {max(unknown)}")
+        raise InvalidMessage(f"flags: expected a sum of 1, 2, 4 and 8, saw {max(unknown)}")
     _expect_within("reward", rows.reward, bounds.reward)
     return rows
 

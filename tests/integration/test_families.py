@@ -10,10 +10,13 @@ from typing import Any
 import envpool
 import numpy as np
 import pytest
+import torch
 
 from envs_server.pool import make_pool
+from seedrl.actions import Actions
 from seedrl.errors import ConfigError
-from seedrl.rows import ENDED, RESET, TERMINATED, TRUNCATED
+from seedrl.rows import ENDED, LIFE, RESET, TERMINATED, TRUNCATED
+from seedrl.serving.slots import Slots
 from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec, discrete, names
 from tests.fakes import make_job
 from tests.integration.conftest import StartActor, StartLearner
@@ -122,7 +125,33 @@ def settings_of_atari() -> dict[str, Any]:
 def test_lost_life_ends_an_episode_if_asked_for() -> None:
     whole, lives = (episode({"episodic_life": each}, 130) for each in (False, True))
     assert sum(flag & TERMINATED for flag in lives) > sum(flag & TERMINATED for flag in whole)
-    assert all(lives[row + 1] == RESET for row, flag in enumerate(lives[:-1]) if flag & ENDED)
+    assert all(lives[row + 1] == RESET | flag & LIFE for row, flag in enumerate(lives[:-1]) if flag & ENDED)
+
+
+def test_lives_of_a_game_add_up_to_what_the_game_is_worth_alone() -> None:
+    """Only the last life ends a game: what is counted of lives is what envpool counts of games."""
+    options = {"episodic_life": True, "noop_max": 1}
+    pool = make_pool(make_job(4, env_id="Breakout-v5", options=options), threads=1)
+    envs = envpool.make(
+        "Breakout-v5", env_type="gymnasium", num_envs=4, seed=make_job(4).seed, num_threads=1, **options
+    )
+    envs.async_reset()
+    slots = Slots(4, Actions(pool.spec), frame_stack=1, core_size=0, device=torch.device("cpu"))
+    counted, expected, running = [], [], np.zeros(4)
+    for step in range(400):
+        rows, (_, reward, _, _, info) = pool.recv(), envs.recv()
+        finished = slots.count_episodes(rows.env_id.astype(np.int64), rows.reward, rows.flags)
+        counted += finished.returns.tolist()
+        running[info["env_id"]] += reward
+        expected += running[info["env_id"]][info["terminated"] != 0].tolist()
+        running[info["env_id"]] *= info["terminated"] == 0
+        action = np.full(4, (1, 2, 3, 2)[step % 4], np.int32)
+        pool.send(action, rows.env_id)
+        envs.send(action, info["env_id"])
+    pool.close()
+    assert len(counted) >= 4
+    assert sum(counted) > 0
+    assert counted == expected
 
 
 def test_sticky_actions_are_taken_from_the_preset() -> None:

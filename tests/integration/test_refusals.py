@@ -132,7 +132,11 @@ def poisoned(value: float) -> Any:
         (step_message(env_id=np.array([0, 1, 2, 4], np.int32)), Code.PERMISSION_DENIED, ["env_id", "0 to 3", "saw 4"]),
         (step_message(env_id=np.array([0, 1, 2, -1], np.int32)), Code.PERMISSION_DENIED, ["env_id", "saw -1"]),
         (step_message(env_id=np.array([0, 1, 1, 2], np.int32)), Code.INVALID_ARGUMENT, ["env_id", "once", "twice"]),
-        (step_message(flags=np.full(4, 8, np.uint8)), Code.INVALID_ARGUMENT, ["flags", "sum of 1, 2 and 4", "saw 8"]),
+        (
+            step_message(flags=np.full(4, 16, np.uint8)),
+            Code.INVALID_ARGUMENT,
+            ["flags", "sum of 1, 2, 4 and 8", "saw 16"],
+        ),
         (step_message(flags=np.zeros(4, np.uint8)), Code.INVALID_ARGUMENT, ["flags", "expected RESET", "saw 0"]),
     ],
     ids=[
