@@ -22,6 +22,7 @@ from envs_server.stepping import (
     expect_step,
     find_env,
     made,
+    players_of,
     reset,
     said_of,
 )
@@ -63,8 +64,8 @@ class Played(NamedTuple):
 
 def check_env(make_env: MakeEnv, steps: int = 1000, **options: Any) -> list[Finding]:
     """Examine environments of a program of its own, and print the findings: `make_env(**options)` makes one."""
-    found = []
-    for finding in examine(Welcome(0, OWN, options, 1, 1, seed=1), steps, [], make_env):
+    found, players = [], players_of(made(make_env, options))
+    for finding in examine(Welcome(0, OWN, options, players, players, 1, players=players), steps, [], make_env):
         print(finding, flush=True)
         found.append(finding)
     return found
@@ -72,7 +73,7 @@ def check_env(make_env: MakeEnv, steps: int = 1000, **options: Any) -> list[Find
 
 def examine(job: Welcome, steps: int, specs: list[EnvSpec], make_env: MakeEnv | None = None) -> Iterator[Finding]:
     """Yield the findings of the one environment of a job, and append its spec to `specs` if that is known."""
-    if make_env is not None or ":" in job.env_id:
+    if job.players == 1 and (make_env is not None or ":" in job.env_id):
         found = list(guarded("interface", lambda: examine_interface(make_env or find_env(job.env_id), job.options)))
         yield from found
         if any(finding.level == "error" for finding in found):
@@ -260,7 +261,8 @@ def _rewards(played: Played) -> Iterator[Finding]:
 
 def _speed(job: Welcome, make_env: MakeEnv | None) -> Iterator[Finding]:
     """Step a group of environments in one thread."""
-    with closing(make_pool(job._replace(num_envs=GROUP, group_size=GROUP), 1, make_env)) as pool:
+    envs = GROUP * job.players
+    with closing(make_pool(job._replace(num_envs=envs, group_size=envs), 1, make_env)) as pool:
         played = play(pool, SPEED_STEPS, SPEED_SECONDS)
     rate, cores = played.steps / max(played.seconds, 1e-9), available_cores()
     needed = math.ceil(MANY / rate)

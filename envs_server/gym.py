@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs_server.shares import END_SECONDS, PREFIX, RemoteEnvs, Share
-from envs_server.stepping import Envs, MakeEnv, Stepped
+from envs_server.shares import END_SECONDS, PREFIX, RemoteEnvs, Share, made_of
+from envs_server.stepping import MakeEnv, Stepped
 from seedrl.errors import EnvFailed
 from seedrl.rows import Rows
 from seedrl.sizes import available_cores
@@ -24,11 +24,11 @@ from seedrl.wire.messages import Welcome
 class Group:
     """Environments that step together. `parts` belongs to the thread that receives."""
 
-    def __init__(self, env_id: NDArray[np.int32], shares: list[Share], sizes: list[int]) -> None:
-        self.env_id = env_id
+    def __init__(self, shares: list[Share], first: list[int]) -> None:
         self.shares = shares
         self.parts: dict[Share, Stepped] = {}
-        self._sizes = sizes
+        self._first = first  # environment of each share
+        self._sizes: list[int] = []  # rows of each share that wait for actions
 
     def begin(self) -> None:
         for share in self.shares:
@@ -45,9 +45,11 @@ class Group:
         if len(self.parts) < len(self.shares):
             return None
         parts = [self.parts.pop(share) for share in self.shares]
+        self._sizes = [len(part.number) for part in parts]
         observations = zip(*(leaves(part.observation) for part in parts), strict=True)
+        env_id = [first + part.number for first, part in zip(self._first, parts, strict=True)]
         return Rows(
-            self.env_id,
+            np.concatenate(env_id, dtype=np.int32),
             as_tree(parts[0].observation, [np.concatenate(column) for column in observations]),
             np.concatenate([part.reward for part in parts]),
             np.concatenate([part.flags for part in parts]),
@@ -60,12 +62,13 @@ class GymPool:
     def __init__(self, job: Welcome, threads: int, make_env: MakeEnv | None = None) -> None:
         self._job = job
         self._make_env = make_env or job.env_id
-        self._seeds = (np.random.SeedSequence(job.seed).generate_state(job.num_envs) >> 1).tolist()
+        simulations, together = job.num_envs // job.players, job.group_size // job.players
+        self._seeds = (np.random.SeedSequence(job.seed).generate_state(simulations) >> 1).tolist()
         self._answers: SimpleQueue[tuple[Share | None, Any]] = SimpleQueue()
         self._group_of: dict[Share, Group] = {}
-        shares = max(1, min(job.group_size, threads or available_cores()))
-        all_ids = np.arange(job.num_envs, dtype=np.int32).reshape(-1, job.group_size)
-        self._groups = [self._make_group(env_id, shares) for env_id in all_ids]
+        shares = max(1, min(together, threads or available_cores()))
+        groups = np.arange(simulations).reshape(-1, together)
+        self._groups = [self._make_group(numbers, shares) for numbers in groups]
         try:
             self.spec = self._agreed()
         except BaseException:
@@ -74,16 +77,17 @@ class GymPool:
         for group in self._groups:
             group.begin()
 
-    def _make_group(self, env_id: NDArray[np.int32], shares: int) -> Group:
-        parts = np.array_split(env_id, shares)
-        group = Group(env_id, [self._make_share(part.tolist()) for part in parts], [len(part) for part in parts])
+    def _make_group(self, simulations: NDArray[np.int64], shares: int) -> Group:
+        parts = [part.tolist() for part in np.array_split(simulations, shares)]
+        group = Group([self._make_share(part) for part in parts], [part[0] * self._job.players for part in parts])
         self._group_of.update(dict.fromkeys(group.shares, group))
         return group
 
-    def _make_share(self, env_id: list[int]) -> Share:
-        name = f"{PREFIX}{env_id[0]} to {env_id[-1]}"
-        arguments = (self._make_env, self._job.options, [self._seeds[number] for number in env_id])
-        make = partial(RemoteEnvs, name, *arguments) if self._job.processes else partial(Envs, *arguments)
+    def _make_share(self, simulations: list[int]) -> Share:
+        name = f"{PREFIX}{simulations[0]} to {simulations[-1]}"
+        seeds = [self._seeds[number] for number in simulations]
+        arguments = (self._make_env, self._job.options, seeds, self._job.players)
+        make = partial(RemoteEnvs, name, *arguments) if self._job.processes else partial(made_of, *arguments)
         return Share(name, make, self._answers)
 
     def _agreed(self) -> EnvSpec:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from envs_server.board_games import LEGAL, TURN, BoardGamePool
 from envs_server.doom import EngineDirectory
 from envs_server.gym import GymPool
 from envs_server.mock import MOCK, MockPool
@@ -64,7 +65,9 @@ def _bare_pool(job: Welcome, threads: int, make_env: MakeEnv | None) -> Pool:
         )
     if ":" in job.env_id:
         return GymPool(job, threads)
-    return MockPool(job) if job.env_id == MOCK else EnvPool(job, threads)
+    if job.env_id == MOCK:
+        return MockPool(job)
+    return EnvPool(job, threads) if job.players == 1 else _board_games(job, threads)
 
 
 def _wrapped(pool: Pool, path: str) -> Pool:
@@ -167,6 +170,12 @@ class EnvPool:
             self._engines.remove()
 
 
+def _board_games(job: Welcome, threads: int) -> Pool:
+    games = job.num_envs // job.players
+    envs = _make(job._replace(num_envs=games, group_size=job.group_size // job.players), threads)
+    return BoardGamePool(envs, job.env_id, games, job.players)
+
+
 def _engine_directory(env_id: str) -> EngineDirectory | None:
     """Return a working directory for the engines of ViZDoom; None for every other environment."""
     try:
@@ -191,7 +200,7 @@ def _make(job: Welcome, threads: int) -> Any:
         )
     options = {"num_threads": threads, **job.options}
     try:
-        return envpool.make(
+        envs = envpool.make(
             job.env_id,
             env_type="gymnasium",
             num_envs=job.num_envs,
@@ -201,3 +210,17 @@ def _make(job: Welcome, threads: int) -> Any:
         )
     except (ImportError, TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise ConfigError(f"envpool cannot make {job.env_id} with {options}: {error}") from error
+    _expect_players(envs.spec, job)
+    return envs
+
+
+def _expect_players(spec: Any, job: Welcome) -> None:
+    """Raise ConfigError unless the environment has the players that the learner counts on, and they move in turn."""
+    players = spec.config.max_num_players
+    if players != job.players:
+        raise ConfigError(f"{job.env_id} has {players} players, not {job.players}; set env.players={players}")
+    if players > 1 and not {f"info:{LEGAL}", f"info:{TURN}"} <= set(spec._state_keys):
+        raise ConfigError(
+            f"{job.env_id} has {players} players who move at once: envpool's board games are supported, and your own "
+            "simulators; see docs/self-play.md"
+        )

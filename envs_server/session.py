@@ -173,7 +173,7 @@ class ActorSession:
         metrics.actor_connected = 1
         self.welcomed = True
         self._expect_allowed(welcome)
-        self._watchdog.welcomed(welcome.num_envs)
+        self._watchdog.welcomed(welcome.num_envs, welcome.players)
         try:
             pool = self._make_pool(welcome, self._config.threads)
         except Exception as error:

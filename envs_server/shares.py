@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from envs_server.games import Games
 from envs_server.stepping import Envs, MakeEnv, Stepped
 from seedrl.errors import ConfigError, EnvFailed, SeedrlError
 from seedrl.specs import Arrays, EnvSpec
@@ -21,17 +22,25 @@ START_SECONDS = 60.0  # for a process to make its environments
 END_SECONDS = 2.0
 
 
+AnyEnvs = Envs | Games
+
+
+def made_of(make_env: MakeEnv | str, options: dict[str, Any], seeds: Sequence[int], players: int) -> AnyEnvs:
+    """Make one environment for each seed, or one simulation with several players."""
+    return Envs(make_env, options, seeds) if players == 1 else Games(make_env, options, seeds, players)
+
+
 class Share:
     """Some environments and the thread that makes, steps and closes them; answers are put into a queue.
 
     The thread is a daemon: an environment that hangs must not keep the process from ending.
     """
 
-    def __init__(self, name: str, make: Callable[[], "Envs | RemoteEnvs"], answers: SimpleQueue[Any]) -> None:
+    def __init__(self, name: str, make: Callable[[], "AnyEnvs | RemoteEnvs"], answers: SimpleQueue[Any]) -> None:
         self._make = make
         self._answers = answers  # of (share, answer or exception)
         self._questions: SimpleQueue[Callable[[Any], Any] | None] = SimpleQueue()
-        self._envs: Envs | RemoteEnvs | None = None
+        self._envs: AnyEnvs | RemoteEnvs | None = None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -83,10 +92,12 @@ class Failed(NamedTuple):
 class RemoteEnvs:
     """Envs in a process of its own, which ends with this one. Owned by one thread, except `kill`."""
 
-    def __init__(self, name: str, make_env: MakeEnv | str, options: dict[str, Any], seeds: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, make_env: MakeEnv | str, options: dict[str, Any], seeds: Sequence[int], players: int = 1
+    ) -> None:
         context = multiprocessing.get_context("spawn")  # not forked: this process has threads of gRPC's
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, make_env, options, list(seeds))
+        arguments = (theirs, make_env, options, list(seeds), players)
         self._process = context.Process(target=serve, args=arguments, name=name, daemon=True)
         try:
             _start(self._process)
@@ -154,13 +165,15 @@ def expect_first_process() -> None:
         )
 
 
-def serve(pipe: Connection, make_env: MakeEnv | str, options: dict[str, Any], seeds: list[int]) -> None:
+def serve(
+    pipe: Connection, make_env: MakeEnv | str, options: dict[str, Any], seeds: list[int], players: int = 1
+) -> None:
     """The process's side, until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the actor, which closes the pipe
     threading.Thread(target=_end_with_the_parent, name="parent", daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):
         try:
-            _serve(pipe, Envs(make_env, options, seeds))
+            _serve(pipe, made_of(make_env, options, seeds, players))
         except (EOFError, ConnectionError):
             raise
         except Exception as error:
@@ -168,7 +181,7 @@ def serve(pipe: Connection, make_env: MakeEnv | str, options: dict[str, Any], se
             pipe.send(Failed(isinstance(failure, ConfigError), str(failure), failure.traceback))
 
 
-def _serve(pipe: Connection, envs: Envs) -> None:
+def _serve(pipe: Connection, envs: AnyEnvs) -> None:
     try:
         pipe.send(envs.spec)
         while True:

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs_server.first_rows import FIRST_STEPS
+from envs_server.masks import beside_mask, mask_spec, with_mask
 from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
 from seedrl.errors import ConfigError, EnvFailed
 from seedrl.plugins import import_module
 from seedrl.rows import RESET, TERMINATED, TRUNCATED
-from seedrl.specs import MASK, Arrays, ArraySpec, EnvSpec, tree_map
+from seedrl.specs import MASK, Arrays, tree_map
 from seedrl.tracebacks import failed, is_of_the_call, place_of, place_of_code
 
-OBSERVATION = "observation"  # the leaf beside a mask that came with info
 GYMNASIUM = "gymnasium"
 
 MakeEnv = Callable[..., Any]  # called with env.options
@@ -28,6 +28,7 @@ MakeEnv = Callable[..., Any]  # called with env.options
 class Stepped(NamedTuple):
     """The newest rows of some environments, in their order."""
 
+    number: NDArray[np.int32]  # [n]  of the environment, counted from the first of these
     observation: Arrays  # [n, ...]
     reward: NDArray[np.float32]
     flags: NDArray[np.uint8]
@@ -74,8 +75,8 @@ class Envs:
         self._begins = [False] * len(seeds)
         self._unchecked = FIRST_STEPS * len(seeds)  # rows whose observations are compared with the space
         self._first = [self._reset(number, seed) for number, seed in enumerate(seeds)]
-        self._mask = _mask_spec(self._first[0].info, spec)
-        self.spec = spec if self._mask is None else _with_mask(spec, self._mask)
+        self._mask = mask_spec(self._first[0].info, spec)
+        self.spec = spec if self._mask is None else with_mask(spec, self._mask)
 
     def first(self) -> Stepped:
         """Return the rows that the environments begin with."""
@@ -113,8 +114,9 @@ class Envs:
         if self._mask is not None:
             anything = np.ones(self._mask.shape, np.int8)
             mask = np.stack([np.asarray(row.info.get(MASK, anything), np.int8) for row in rows])
-            observation = _beside_mask(observation, mask)
+            observation = beside_mask(observation, mask)
         return Stepped(
+            np.arange(len(rows), dtype=np.int32),
             observation,
             np.array([row.reward for row in rows], np.float32),
             np.array([row.flags for row in rows], np.uint8),
@@ -147,6 +149,13 @@ def expect_interface(env: Any) -> None:
     for name in ("observation_space", "action_space", "reset", "step"):
         if not hasattr(env, name):
             raise ConfigError(f"{type(env).__name__} has no {name}, which an environment needs")
+    if (players := players_of(env)) != 1:
+        raise ConfigError(f"{type(env).__name__} has {players} players; set env.players={players} on the learner")
+
+
+def players_of(env: Any) -> int:
+    """Return how many players an environment has; those of PettingZoo list theirs by name."""
+    return int(getattr(env, "players", 0)) or len(getattr(env, "possible_agents", ())) or 1
 
 
 def reset(env: Any, seed: int | None) -> tuple[Any, dict[str, Any]]:
@@ -196,18 +205,3 @@ def brief(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     return type(value).__name__
-
-
-def _mask_spec(info: dict[str, Any], spec: EnvSpec) -> ArraySpec | None:
-    """Return the spec of the mask in info, if there is one and it is not in the observations already."""
-    return ArraySpec(np.shape(info[MASK]), "int8") if MASK in info and spec.mask is None else None
-
-
-def _with_mask(spec: EnvSpec, mask: ArraySpec) -> EnvSpec:
-    return EnvSpec(_beside_mask(spec.observation, mask), spec.action)
-
-
-def _beside_mask(tree: Any, mask: Any) -> Any:
-    """Return a tree with one more leaf, in the order of names."""
-    others = tree if isinstance(tree, dict) else {OBSERVATION: tree}
-    return dict(sorted({**others, MASK: mask}.items()))

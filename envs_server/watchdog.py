@@ -44,7 +44,8 @@ class Watchdog:
         self._moved = time.monotonic()  # when something happened last
         self._looks = 0
         self._state = "joining"  # then building, then stepping or paused
-        self._stepping_since = np.zeros(0, np.int64)  # [num_envs]  a look, or NOT_STEPPING
+        self._stepping_since = np.zeros(0, np.int64)  # [simulations]  a look, or NOT_STEPPING
+        self._players = 1  # of one simulation
         self._ended = threading.Event()
 
     def start(self, leaving: threading.Event) -> None:
@@ -57,10 +58,11 @@ class Watchdog:
         """A message was sent or received."""
         self._moved = now
 
-    def welcomed(self, num_envs: int) -> None:
-        """The learner has answered, and the environments are being made."""
+    def welcomed(self, num_envs: int, players: int = 1) -> None:
+        """The learner has answered, and the environments are being made; those of one simulation step together."""
         self._answer_seconds = self._step_deadline
-        self._stepping_since = np.full(num_envs, NOT_STEPPING, np.int64)
+        self._players = players
+        self._stepping_since = np.full(num_envs // players, NOT_STEPPING, np.int64)
         self._state = "building"
 
     def built(self) -> None:
@@ -71,11 +73,11 @@ class Watchdog:
 
     def sent(self, env_id: NDArray[np.int32]) -> None:
         """These environments have their actions."""
-        self._stepping_since[env_id] = self._looks
+        self._stepping_since[env_id // self._players] = self._looks
 
     def received(self, env_id: NDArray[np.int32]) -> None:
         """These environments have stepped."""
-        self._stepping_since[env_id] = NOT_STEPPING
+        self._stepping_since[env_id // self._players] = NOT_STEPPING
 
     def paused(self, is_paused: bool) -> None:
         """The learner has asked for no further Step, or for Steps again. The time in between does not count."""

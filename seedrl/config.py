@@ -72,6 +72,9 @@ class EnvConfig:
         "CartPole-v1", "envpool id, gymnasium:ID, your.module:make, or own (own/NAME) if actors bring the environment"
     )
     options: dict[str, Any] = key({}, "keyword arguments of the environment's constructor, e.g. {episodic_life: true}")
+    players: int = key(
+        1, "players of one simulation; each counts as an environment of its own, so actors.envs is a multiple of it"
+    )
     processes: bool = key(False, "step environments other than envpool's in processes instead of threads")
     wrappers: list[str] = key(
         [], "your.module:Wrapper classes around the pool, innermost first; see docs/environments.md"

@@ -2,7 +2,7 @@
 
 import os
 
-from seedrl.config import SELECTORS, ActorsConfig, LearnerConfig
+from seedrl.config import SELECTORS, LearnerConfig
 
 
 def group_size(config: LearnerConfig) -> int:
@@ -10,16 +10,22 @@ def group_size(config: LearnerConfig) -> int:
     return config.actors.envs if config.lockstep else config.actors.envs // config.actors.groups
 
 
-def evaluation_envs(actors: ActorsConfig) -> list[int]:
-    """Return the environments of an actor that evaluate: evenly spaced, and at least one if there is a share."""
-    count = max(1, round(actors.evaluation * actors.envs)) if actors.evaluation else 0
-    return [number * actors.envs // count for number in range(count)]
+def evaluation_envs(config: LearnerConfig) -> list[int]:
+    """Return the environments of an actor that evaluate: evenly spaced, and at least one if there is a share.
+
+    All players of a simulation evaluate, or none of them.
+    """
+    players, share = config.env.players, config.actors.evaluation
+    simulations = config.actors.envs // players
+    count = max(1, round(share * simulations)) if share else 0
+    chosen = [number * simulations // count for number in range(count)]
+    return [simulation * players + player for simulation in chosen for player in range(players)]
 
 
 def can_be_on_policy(config: LearnerConfig) -> bool:
     """Return whether train batches can hold the same number of unrolls of every environment, all of one policy."""
     actors = config.actors
-    envs = actors.count * (actors.envs - len(evaluation_envs(actors)))
+    envs = actors.count * (actors.envs - len(evaluation_envs(config)))
     is_fixed = envs > 0 and actors.at_most <= actors.count and config.ranks.count == 1
     return is_fixed and not is_replay(config) and config.algorithm.batch_size % envs == 0
 

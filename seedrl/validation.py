@@ -21,6 +21,7 @@ from seedrl.plugins import is_import_path, is_own
 from seedrl.sizes import (
     can_be_on_policy,
     evaluation_envs,
+    group_size,
     is_replay,
     serving_ranks,
     store_capacity,
@@ -245,8 +246,14 @@ def _check_environments(config: LearnerConfig) -> None:
         actors.envs >= 1 and actors.groups >= 1 and actors.envs % actors.groups == 0,
         f"actors.groups={actors.groups} must divide actors.envs={actors.envs}",
     )
+    players = config.env.players
     require(
-        0 <= actors.evaluation < 1 and len(evaluation_envs(actors)) < actors.envs,
+        players >= 1 and group_size(config) % max(1, players) == 0,
+        f"env.players={players} must divide actors.envs={actors.envs} / actors.groups={actors.groups}: "
+        "the players of a simulation are in one group",
+    )
+    require(
+        0 <= actors.evaluation < 1 and len(evaluation_envs(config)) < actors.envs,
         f"actors.evaluation={actors.evaluation} of actors.envs={actors.envs} leaves no environment to train on",
     )
     require(

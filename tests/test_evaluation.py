@@ -54,7 +54,7 @@ def take_all(rig: Rig) -> Unrolls:
 
 @pytest.mark.parametrize(("share", "envs", "count"), [(0.0, 32, 0), (0.25, 32, 8), (0.01, 32, 1), (0.5, 2, 1)])
 def test_evaluation_envs_are_the_share_of_an_actor_and_at_least_one(share: float, envs: int, count: int) -> None:
-    chosen = evaluation_envs(ActorsConfig(envs=envs, evaluation=share))
+    chosen = evaluation_envs(LearnerConfig(actors=ActorsConfig(envs=envs, evaluation=share)))
     assert len(set(chosen)) == len(chosen) == count
     assert all(0 <= env < envs for env in chosen)
 
@@ -62,7 +62,7 @@ def test_evaluation_envs_are_the_share_of_an_actor_and_at_least_one(share: float
 @given(st.integers(2, 300), st.floats(0.0, 0.9))
 @settings(deadline=None)
 def test_evaluation_envs_are_spread_over_the_actor(envs: int, share: float) -> None:
-    chosen = evaluation_envs(ActorsConfig(envs=envs, evaluation=share))
+    chosen = evaluation_envs(LearnerConfig(actors=ActorsConfig(envs=envs, evaluation=share)))
     gaps = np.diff([*chosen, envs]) if chosen else np.zeros(0)
     assert all(gaps >= 1)
     assert gaps.max(initial=0) - gaps.min(initial=envs) <= 1

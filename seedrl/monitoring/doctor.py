@@ -141,13 +141,15 @@ def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding
     if is_own(env.id):
         yield Finding(True, f"environment: {env.id} is provided by the actors; it cannot be checked from here")
         return
-    pool = make_pool(Welcome(1, env.id, dict(env.options), 2, 2, 1, wrappers=list(env.wrappers)), threads=1)
+    envs, wrappers = 2 * env.players, list(env.wrappers)
+    job = Welcome(1, env.id, dict(env.options), envs, envs, 1, wrappers=wrappers, players=env.players)
+    pool = make_pool(job, threads=1)
     try:
         rows = pool.recv()
     finally:
         pool.close()
     specs.append(pool.spec)
-    yield Finding(len(rows.env_id) == 2, f"environment: {env.id} can be created and reset; {pool.spec}")
+    yield Finding(len(rows.env_id) >= 2, f"environment: {env.id} can be created and reset; {pool.spec}")
 
 
 def messages(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:

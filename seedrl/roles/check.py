@@ -42,7 +42,8 @@ def findings(config: CheckConfig) -> Iterator[Finding]:
     if is_own(env.id):
         yield Finding("note", "environment", f"{env.id} is brought by the actors; it cannot be examined from here")
     else:
-        job = Welcome(0, env.id, dict(env.options), 1, 1, config.seed, wrappers=list(env.wrappers))
+        wrappers, players = list(env.wrappers), env.players
+        job = Welcome(0, env.id, dict(env.options), players, players, config.seed, wrappers=wrappers, players=players)
         yield from examine(job, config.steps, specs)
     for path in config.callbacks:
         yield from guarded("callbacks", partial(_callback, path))

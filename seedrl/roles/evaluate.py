@@ -171,9 +171,10 @@ def evaluate(
 
 
 def envs_of(config: EvalConfig) -> int:
-    """Return the environments per actor, at most the number of its episodes."""
-    wanted = config.envs or settings_of(config.run).actors.envs
-    return max(1, min(wanted, config.episodes // config.actors))
+    """Return the environments per actor, at most the number of its episodes, and whole simulations."""
+    settings = settings_of(config.run)
+    wanted, players = config.envs or settings.actors.envs, settings.env.players
+    return max(1, min(wanted, config.episodes // config.actors) // players) * players
 
 
 def _wait(

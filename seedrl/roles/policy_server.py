@@ -168,7 +168,9 @@ def settings_of(run: str, envs: int = 0) -> LearnerConfig:
         env=trained.env,
         model=trained.model,
         exploration=trained.exploration,
-        actors=ActorsConfig(count=1, envs=envs, groups=1 if envs % 2 else 2, threads=trained.actors.threads),
+        actors=ActorsConfig(
+            count=1, envs=envs, groups=1 if envs % (2 * trained.env.players) else 2, threads=trained.actors.threads
+        ),
         serving=ServingConfig(
             max_slots=envs,
             max_rows=trained.serving.max_rows,

@@ -19,6 +19,7 @@ class Lease:
 
     slots: NDArray[np.int64]  # [num_envs]  the slot of each environment
     expects: NDArray[np.uint8]  # [num_envs]  flags of its next row: RESET or 0; IN_FLIGHT: no row before its action
+    players: int = 1  # of one simulation
     in_flight: int = 0  # rows that wait for their actions
     memory: OfferedBuffers | None = None  # shared with the actor
     busy_buffers: set[int] = field(default_factory=set)  # of that memory: a request in flight uses them
@@ -51,7 +52,10 @@ class Lease:
 
     @property
     def is_all_in_flight(self) -> bool:
-        return self.in_flight == len(self.slots)
+        """Tell whether every simulation waits for an action; where players move in turn, others have no row then."""
+        if self.players == 1:
+            return self.in_flight == len(self.slots)
+        return bool((self.expects.reshape(-1, self.players) == IN_FLIGHT).any(axis=1).all())
 
     def close(self) -> None:
         if self.memory is not None:

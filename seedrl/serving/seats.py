@@ -80,7 +80,7 @@ EVALUATION = Seat(is_trained=False, exploration=GREEDY)
 
 def planned_seats(config: LearnerConfig) -> list[Seat]:
     """Return the seats of an actor's environments in a training run; those that are trained on form the ladder."""
-    own, evaluating = config.exploration, set(evaluation_envs(config.actors))
+    own, evaluating = config.exploration, set(evaluation_envs(config))
     last = max(1, config.actors.envs - len(evaluating) - 1)
     seats, rung = [EVALUATION] * config.actors.envs, 0
     for env in range(config.actors.envs):

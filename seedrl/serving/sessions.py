@@ -251,7 +251,7 @@ class SessionTable:
         session = Session(
             id=self._opened,
             hello=hello,
-            lease=Lease(np.array(slots, np.int64), np.full(actors.envs, RESET, np.uint8)),
+            lease=Lease(np.array(slots, np.int64), np.full(actors.envs, RESET, np.uint8), self.config.env.players),
             peer=peer,
         )
         self.seats.assign(session.lease.slots, self.plan)
@@ -366,4 +366,5 @@ class SessionTable:
             seed=self.job_seed(session.id),
             processes=env.processes,
             wrappers=list(env.wrappers),
+            players=env.players,
         )

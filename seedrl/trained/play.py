@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from envs_server.pool import Pool, make_pool
 from seedrl.config import EnvConfig
-from seedrl.errors import ConfigError
+from seedrl.errors import ConfigError, require
 from seedrl.rows import ENDED, RESET, Rows
 from seedrl.specs import Arrays, rows_of
 from seedrl.trained.load import Trained
@@ -28,7 +28,8 @@ class Moment(NamedTuple):
 
 
 def job_of(env: EnvConfig, seed: int) -> Welcome:
-    """Describe a pool of one environment with these settings."""
+    """Describe a pool of one environment with these settings. Raises ConfigError if it has several players."""
+    require(env.players == 1, f"only environments with one player can be recorded, and env.players={env.players}")
     return Welcome(0, env.id, env.options, 1, 1, seed, env.processes, env.wrappers)
 
 

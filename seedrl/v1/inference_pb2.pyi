@@ -66,16 +66,18 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., session_id: _Optional[int] = ..., env: _Optional[_Union[Env, _Mapping]] = ..., num_envs: _Optional[int] = ..., group_size: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Env(_message.Message):
-    __slots__ = ("id", "options_json", "processes", "wrappers")
+    __slots__ = ("id", "options_json", "processes", "wrappers", "players")
     ID_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     WRAPPERS_FIELD_NUMBER: _ClassVar[int]
+    PLAYERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     options_json: str
     processes: bool
     wrappers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., options_json: _Optional[str] = ..., processes: bool = ..., wrappers: _Optional[_Iterable[str]] = ...) -> None: ...
+    players: int
+    def __init__(self, id: _Optional[str] = ..., options_json: _Optional[str] = ..., processes: bool = ..., wrappers: _Optional[_Iterable[str]] = ..., players: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("observation", "action")

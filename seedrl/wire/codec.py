@@ -168,6 +168,7 @@ def encode_welcome(job: Welcome) -> pb.StreamResponse:
         options_json=json.dumps(job.options),
         processes=job.processes,
         wrappers=job.wrappers,
+        players=job.players,
     )
     return pb.StreamResponse(
         welcome=pb.Welcome(
@@ -188,6 +189,9 @@ def decode_welcome(welcome: pb.Welcome) -> Welcome:
         raise InvalidMessage(f"num_envs: expected at least 1, saw {welcome.num_envs}")
     if welcome.group_size < 1 or welcome.num_envs % welcome.group_size:
         raise InvalidMessage(f"group_size: expected a divisor of {welcome.num_envs}, saw {welcome.group_size}")
+    players = welcome.env.players or 1
+    if welcome.group_size % players:
+        raise InvalidMessage(f"env.players: expected a divisor of group_size={welcome.group_size}, saw {players}")
     return Welcome(
         session_id=welcome.session_id,
         env_id=welcome.env.id,
@@ -197,6 +201,7 @@ def decode_welcome(welcome: pb.Welcome) -> Welcome:
         seed=welcome.seed,
         processes=welcome.env.processes,
         wrappers=tuple(welcome.env.wrappers),
+        players=players,
     )
 
 

@@ -82,6 +82,7 @@ class Welcome(NamedTuple):
     seed: int
     processes: bool = False
     wrappers: Sequence[str] = ()
+    players: int = 1  # of one simulation; num_envs and group_size count players
 
     @property
     def modules(self) -> list[str]:

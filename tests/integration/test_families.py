@@ -39,6 +39,7 @@ FAMILIES: dict[str, tuple[list[str], Any]] = {
     "babyai": (["int64[] below 4", "uint8[7, 7, 3]", "uint8[512]"], discrete(7)),
     "procgen": (["uint8[3, 64, 64]"], discrete(15)),
     "toytext": (["int64[] below 16"], discrete(4)),
+    "boardgame": (["int8[65]", "int8[8, 8, 2]"], discrete(65)),
     "football": (["uint8[72, 96, 4]"], discrete(19)),
 }
 
