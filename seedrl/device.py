@@ -32,12 +32,15 @@ def choose_device(wanted: Device, local_rank: int = 0) -> torch.device:
     return device
 
 
+def is_accelerator(device: torch.device) -> bool:
+    """Return whether the device has a memory and streams of its own."""
+    return device.type != "cpu"
+
+
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     """Return the array as a tensor on the device; on the CPU it shares the memory."""
     tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor
+    return tensor.pin_memory().to(device, non_blocking=True) if is_accelerator(device) else tensor
 
 
 # On CUDA the learner works in a stream of its own, so that actions do not queue behind an update. These three keep the
@@ -46,16 +49,21 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
 
 def own_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Return a context whose work waits for no other stream, and no other stream for it."""
-    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext()
+    if not is_accelerator(device):
+        return contextlib.nullcontext()
+    module = torch.get_device_module(device)
+    stream: contextlib.AbstractContextManager[Any] = module.stream(module.Stream(device))
+    return stream
 
 
 def after_serving(device: torch.device) -> None:
     """Order the work that this thread launches from now on after everything that serving has launched so far."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
+    if is_accelerator(device):
+        module = torch.get_device_module(device)
+        module.current_stream(device).wait_stream(module.default_stream(device))
 
 
 def finish(device: torch.device) -> None:
     """Wait until the device has finished the work of this thread."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+    if is_accelerator(device):
+        torch.get_device_module(device).current_stream(device).synchronize()

@@ -79,17 +79,18 @@ class Rig:
         overlap: int = 1,
         schedule: Schedule = CONSTANT,
         selector: Selector | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        self.model = model if model is not None else make_model(stacked(spec, frame_stack))
+        self.model = (model if model is not None else make_model(stacked(spec, frame_stack))).to(device)
         core_size = int(self.model.core_size)
         self.policy = Policy(self.model, version=0)
         self.metrics = ServingMetrics()
-        self.slots = Slots(slots, Actions(spec), frame_stack, core_size, CPU)
+        self.slots = Slots(slots, Actions(spec), frame_stack, core_size, device)
         self.seats = Seats(slots, schedule)
         self.fraction = 0.0  # of the run that is over
         self.selector = CountingFifo()
         sizes = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
-        self.store = Store(spec, self.selector if selector is None else selector, sizes, CPU)
+        self.store = Store(spec, self.selector if selector is None else selector, sizes, device)
         self.answers: list[Answer] = []
         self.evaluated: list[FinishedEpisodes] = []
         self.inference = Inference(
@@ -99,8 +100,8 @@ class Rig:
             self.seats,
             self.store,
             self.metrics,
-            generator=torch.Generator().manual_seed(seed),
-            device=CPU,
+            generator=torch.Generator(device).manual_seed(seed),
+            device=device,
             answer=self.answers.extend,
             on_evaluated=self.evaluated.append,
             fraction=lambda: self.fraction,
