@@ -17,7 +17,7 @@ is a hundred times the deviation, and an update of the mean would be rounded awa
 """
 
 import math
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ MIN_SHARE = 0.001  # of a train batch in running statistics
 LARGEST = math.sqrt(torch.finfo(torch.float32).max)  # 1.8e19: larger values are taken for faults
 
 
-@runtime_checkable
 class Statistics(Protocol):
     """A module with running statistics, such as Normalize; your own modules may be some, too."""
 
@@ -57,7 +56,8 @@ def discard_statistics(model: nn.Module) -> None:
 
 
 def _statistics(model: nn.Module) -> list[Statistics]:
-    return [module for module in model.modules() if isinstance(module, Statistics)]
+    found = [module for module in model.modules() if hasattr(type(module), "apply_staged")]
+    return cast(list[Statistics], found)
 
 
 def share_of(seen: Tensor) -> Tensor:
