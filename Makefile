@@ -9,11 +9,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 TRAINING := .venv/.installed
 DEV := .venv/.dev
+COUNTERPARTS := .venv/counterparts/.installed
 # Without compiling: Python compiles the few modules that are imported when they are, and 2 GB hold many more.
 INSTALL := -m pip install -q --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-long test-cluster test-learning chaos soak lint bench proto dashboards reference manifests tools constraints wheel clean
+.PHONY: help train test test-long test-cluster test-learning chaos soak lint bench proto dashboards reference manifests tools counterparts constraints wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -24,7 +25,7 @@ train: $(TRAINING) ## train CartPole with live progress; ARGS="env=pong" for som
 test: lint tools ## lint, then run every test that takes seconds; five minutes in all
 	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
-test-long: $(DEV) tools ## run the tests of whole commands and of many processes; some minutes more
+test-long: $(DEV) $(COUNTERPARTS) tools ## run the tests of whole commands and of many processes; some minutes more
 	$(BIN)/pytest -m 'long and not chaos' -n auto --dist loadscope $(ARGS)
 
 test-cluster: $(DEV) tools ## run the tests of ranks, hosts, Ray and pods; ten minutes more
@@ -59,6 +60,8 @@ dashboards: $(TRAINING) ## make the Grafana dashboard and the Prometheus console
 tools: ## install Prometheus, Chromium, Qt, zsh, Node.js and iptables, which some tests use, if this is Debian or Ubuntu and we are root
 	@bash .ci/tools
 
+counterparts: $(COUNTERPARTS) ## install the other ends of our bridges, which conflict with our own packages, into .venv/counterparts
+
 reference: $(TRAINING) ## write docs/metrics.md from the declarations
 	$(BIN)/python -m seedrl.monitoring.reference > docs/metrics.md
 
@@ -92,4 +95,10 @@ $(TRAINING): pyproject.toml constraints.txt
 $(DEV): $(TRAINING)
 	@echo "installing the development tools into .venv; the first time this takes some minutes"
 	@$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(COUNTERPARTS): $(TRAINING)
+	@echo "installing the other ends of our bridges into .venv/counterparts"
+	@$(PYTHON) -m venv --clear .venv/counterparts
+	@.venv/counterparts/bin/python $(INSTALL) 'openenv==0.10.0' 'openpi-client==0.1.2'
 	@touch $@

@@ -1,6 +1,7 @@
 """Environments with Gymnasium's interface, gymnasium's own or yours, as a pool. Knows nothing of streams.
 
 A group's environments are split into shares: each has a thread, or a process where Python itself takes the time.
+Those behind an OpenEnv server have a thread each, because it waits for the network and needs no core.
 """
 
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envs_server.openenv import is_openenv
 from envs_server.shares import END_SECONDS, PREFIX, RemoteEnvs, Share, made_of
 from envs_server.stepping import MakeEnv, Stepped
 from seedrl.errors import EnvFailed
@@ -66,7 +68,7 @@ class GymPool:
         self._seeds = (np.random.SeedSequence(job.seed).generate_state(simulations) >> 1).tolist()
         self._answers: SimpleQueue[tuple[Share | None, Any]] = SimpleQueue()
         self._group_of: dict[Share, Group] = {}
-        shares = max(1, min(together, threads or available_cores()))
+        shares = together if is_openenv(job.env_id) else max(1, min(together, threads or available_cores()))
         groups = np.arange(simulations).reshape(-1, together)
         self._groups = [self._make_group(numbers, shares) for numbers in groups]
         try:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from envs_server import openenv
 from envs_server.first_rows import FIRST_STEPS
 from envs_server.masks import beside_mask, mask_spec, with_mask
 from envs_server.spaces import ActionSpace, ObservationSpace, spec_of
@@ -44,7 +45,9 @@ class Row(NamedTuple):
 
 
 def find_env(path: str) -> MakeEnv:
-    """Return what makes an environment of `your.module:make`, `gymnasium:ID` or any `module:ID` that is registered."""
+    """Return what makes an environment of `your.module:make`, `openenv:URL`, or `gymnasium:ID`, `module:ID`."""
+    if openenv.is_openenv(path):
+        return openenv.find(path)
     module_name, _, name = path.partition(":")
     module = import_module("env.id", path)
     # Of gymnasium itself only what is registered: gymnasium:make would import whatever the learner names.

@@ -69,7 +69,9 @@ class Format(Enum):
 @dataclass
 class EnvConfig:
     id: str = key(
-        "CartPole-v1", "envpool id, gymnasium:ID, your.module:make, or own (own/NAME) if actors bring the environment"
+        "CartPole-v1",
+        "envpool id, gymnasium:ID, openenv:ws://HOST:PORT, your.module:make, or own (own/NAME) if actors bring the "
+        "environment",
     )
     options: dict[str, Any] = key({}, "keyword arguments of the environment's constructor, e.g. {episodic_life: true}")
     players: int = key(
