@@ -423,6 +423,9 @@ class ServeConfig:
     run: str = key("", RUN)
     checkpoint: str = key("newest", "newest | best | the name or directory of a checkpoint")
     listen: str = key("127.0.0.1:50052", "address to serve on: HOST:PORT or unix:PATH")
+    websocket: str = key(
+        "", "HOST:PORT to serve WebSocket clients on as well, which send msgpack as OpenPI's do; empty for none"
+    )
     greedy: bool = key(True, "choose the most likely action; false samples, as in training")
     watch: bool = key(False, "switch to newer checkpoints as they appear; SIGHUP does so once")
     envs: int = key(0, "environments offered to a client, which may use fewer; 0 for the run's setting")

@@ -28,7 +28,13 @@ from seedrl.sizes import (
     store_tolerance,
 )
 from seedrl.wire.address import check_address
-from seedrl.wire.security import check_actor_security, check_learner_security, is_socket, is_wildcard
+from seedrl.wire.security import (
+    check_actor_security,
+    check_learner_security,
+    check_websocket_security,
+    is_socket,
+    is_wildcard,
+)
 
 
 def check(config: LearnerConfig) -> None:
@@ -404,4 +410,8 @@ def check_serve(config: ServeConfig) -> None:
     """Refuse settings of `seedrl serve` that cannot work; address and security are checked like a learner's."""
     require(config.envs >= 0, f"envs={config.envs} must not be negative")
     require(config.max_slots >= 1, f"max_slots={config.max_slots} must be at least 1")
+    if config.websocket:
+        check_address("websocket", config.websocket)
+        require(not is_socket(config.websocket), f"websocket={config.websocket} must be HOST:PORT")
+        check_websocket_security(config.websocket, config.security)
     require(config.seed >= 0, f"seed={config.seed} must not be negative")

@@ -10,7 +10,7 @@ EXTRAS = {
     **dict.fromkeys(("torch", "safetensors", "grpc_health", "grpc_reflection"), "learner"),
     "envpool": "actor",
     "gymnasium": "gymnasium",
-    "websockets": "openenv",
+    **dict.fromkeys(("msgpack", "websockets"), "openpi"),
     "cryptography": "certs",
     "matplotlib": "plot",
     "optuna": "optuna",

@@ -14,9 +14,11 @@ from seedrl.run import checkpoint as files
 from seedrl.run.snapshot import chosen_checkpoint
 from seedrl.run.stopping import stop_on_signals
 from seedrl.validation import check_serve
+from seedrl.wire.address import refuse_if_taken
 from seedrl.wire.messages import Command
 
 LOOK_SECONDS = 0.5
+BIND_SECONDS = 10.0
 
 
 class Serving:
@@ -41,7 +43,7 @@ class Serving:
         try:
             if self._endpoint is not None:
                 self._say(f"serve: metrics at http://{self._endpoint.start()}/metrics")
-            address = deployment.start()
+            address = deployment.start() + self._open_websocket()
             manner = "greedily" if self._config.greedy else "sampling"
             self._say(f"serve: {self._config.run} at {address}, acting {manner}; policy {deployment.policy.version:,}")
             while not deployment.stop.wait(LOOK_SECONDS):
@@ -50,6 +52,18 @@ class Serving:
             deployment.close(Command.DRAIN, deployment.stop.reason or "The policy is served no longer")
             if self._endpoint is not None:
                 self._endpoint.stop()
+
+    def _open_websocket(self) -> str:
+        """Listen for WebSocket clients if that is set; return the address in words."""
+        config, inference = self._config, self.deployment.inference
+        if not config.websocket:
+            return ""
+        from seedrl.serving.websocket import WebSocketServer
+
+        refuse_if_taken(config.websocket, "websocket")
+        door = WebSocketServer(config.websocket, config.security, inference.protocol, self._say)
+        inference.server.run(door.run())
+        return f" and {door.bound.result(timeout=BIND_SECONDS)}"
 
     def reload(self) -> None:
         """Load the newest weights soon. For any thread or signal handler."""

@@ -86,8 +86,8 @@ class SessionProtocol:
     def spec(self) -> "Future[EnvSpec]":
         return self._sessions.spec
 
-    async def serve(self, stream: Stream) -> None:
-        """Run one session, from Hello to the end of the stream."""
+    async def serve(self, stream: Stream, envs: int = 0) -> None:
+        """Run one session, from Hello to the end of the stream. `envs` is its size if that is not actors.envs."""
         if self._goodbye is not None:
             await stream.write(self._goodbye)
             return
@@ -106,7 +106,7 @@ class SessionProtocol:
             if control := self._instead_of_welcome(hello):
                 await stream.write(control)
                 return
-            session, welcome = self._admit(hello, peer)
+            session, welcome = self._admit(hello, peer, envs)
             counted = self._metrics.sessions_evicted
             await self._session(stream, session, welcome)
             if self._goodbye is None and not session.moved_to:
@@ -227,9 +227,9 @@ class SessionProtocol:
             self._metrics.sessions_redirected["balance" if self._sessions.is_open else "closed"] += 1
         return address
 
-    def _admit(self, hello: Hello, peer: str) -> tuple[Session, Welcome]:
+    def _admit(self, hello: Hello, peer: str, envs: int) -> tuple[Session, Welcome]:
         """Return a new session and its Welcome. Raises NoCapacity."""
-        joined = self._sessions.join(hello, peer)
+        joined = self._sessions.join(hello, peer, envs)
         self._metrics.sessions_joined += 1
         self._metrics.actors_env_failures += bool(hello.env_failure)
         return joined

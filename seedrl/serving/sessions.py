@@ -234,27 +234,31 @@ class SessionTable:
                 return session
         return None
 
-    def join(self, hello: Hello, peer: str = "") -> tuple[Session, Welcome]:
-        """Return a new session with a lease of slots, and the Welcome for its actor. Raises NoCapacity."""
-        actors = self.config.actors
+    def join(self, hello: Hello, peer: str = "", envs: int = 0) -> tuple[Session, Welcome]:
+        """Return a new session with a lease of slots, and the Welcome for its actor. Raises NoCapacity.
+
+        A session has `envs` environments of one player if that is not 0, and actors.envs otherwise.
+        """
+        players = 1 if envs else self.config.env.players
+        envs = envs or self.config.actors.envs
         if self.config.lockstep and self.open:
             raise NoCapacity("a lock-step run has one actor, which is connected already; set lockstep=false for more")
         if not self.is_open:
             raise NoCapacity("this endpoint takes no new actors, and no other has room; see seedrl control open")
-        if len(self._free) < actors.envs:
+        if len(self._free) < envs:
             raise NoCapacity(
-                f"{self.slots_taken} of {self.config.serving.max_slots} slots are taken, {actors.envs} more are "
+                f"{self.slots_taken} of {self.config.serving.max_slots} slots are taken, {envs} more are "
                 "needed; raise serving.max_slots on the learner"
             )
         self._opened += 1
-        slots, self._free = self._free[: actors.envs], self._free[actors.envs :]
+        slots, self._free = self._free[:envs], self._free[envs:]
         session = Session(
             id=self._opened,
             hello=hello,
-            lease=Lease(np.array(slots, np.int64), np.full(actors.envs, RESET, np.uint8), self.config.env.players),
+            lease=Lease(np.array(slots, np.int64), np.full(envs, RESET, np.uint8), players),
             peer=peer,
         )
-        self.seats.assign(session.lease.slots, self.plan)
+        self.seats.assign(session.lease.slots, self.plan[:envs])
         self.seats.explore(session.lease.slots, *self.order)
         self.open[session.id] = session
         return session, self._welcome(session)

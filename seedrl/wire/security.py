@@ -40,12 +40,16 @@ def exposures(config: LearnerConfig) -> list[str]:
 
 def stream_exposures(config: LearnerConfig) -> list[str]:
     """Return the exposures of the stream, which is gRPC's."""
-    security = config.security
+    return address_exposures("listen", config.listen, config.security)
+
+
+def address_exposures(setting: str, address: str, security: SecurityConfig) -> list[str]:
+    """Return the exposures of an address to listen on that has TLS and tokens if these are set."""
     missing = [] if security.certificate_file else ["TLS (security.certificate_file and key_file)"]
     missing += [] if has_token(security) else [f"a token (security.token_file or {TOKEN_VARIABLE})"]
-    if not config.listen or is_local(config.listen) or not missing:
+    if not address or is_local(address) or not missing:
         return []
-    return [f"listen={config.listen} reaches beyond this machine without {' and '.join(missing)}"]
+    return [f"{setting}={address} reaches beyond this machine without {' and '.join(missing)}"]
 
 
 def endpoint_exposures(metrics: str) -> list[str]:
@@ -64,6 +68,11 @@ def check_learner_security(config: LearnerConfig) -> None:
     )
     pages = endpoint_exposures(config.metrics)
     _refuse(stream_exposures(config) + ([] if security.allow_open_pages else pages), security)
+
+
+def check_websocket_security(address: str, security: SecurityConfig) -> None:
+    """Check an address for WebSocket clients, which is protected as a stream is."""
+    _refuse(address_exposures("websocket", address, security), security)
 
 
 def check_actor_security(config: ActorConfig) -> None:

@@ -23,6 +23,13 @@ def server_credentials(security: SecurityConfig) -> Any:
     return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
 
 
+def server_context(security: SecurityConfig) -> ssl.SSLContext:
+    """Return the same for servers that are not gRPC's."""
+    context = _own_end(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), security)
+    context.verify_mode = ssl.CERT_REQUIRED if security.ca_file else ssl.CERT_NONE
+    return context
+
+
 def client_credentials(security: SecurityConfig) -> Any:
     """Return an actor's, which trust only its CA. Raises ConfigError if the files do not fit."""
     _own_end(_client(), security)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import seedrl
 from envs_server.gym import GymPool
 from seedrl.rows import RESET, TERMINATED, TRUNCATED
 from tests.counterparts import python_with_counterparts
@@ -16,6 +17,7 @@ from tests.documented import write_program
 from tests.fakes import make_job
 from tests.integration.processes import Commands, summary_of
 from tests.integration.waiting import eventually, free_address, is_listening
+from tests.trained_runs import leave_trained
 
 DOCUMENT = "docs/bridges.md"
 OPTIONS = {
@@ -61,6 +63,27 @@ def test_openenv_server_steps_as_the_environment_does(tmp_path: Path) -> None:
                 steps = np.where(begins, 0, steps + 1)
                 ended = np.where(position == 5, TERMINATED, np.where(steps == 40, TRUNCATED, 0))
                 flags = np.where(begins, RESET, ended)
+
+
+def test_openpis_own_client_is_served_by_the_documented_program(tmp_path: Path, commands: Commands) -> None:
+    run, address = leave_trained(tmp_path / "run"), free_address()
+    server = commands.start("serve", str(run), f"websocket={address}", f"listen={free_address()}", "threads=1")
+    server.says(f"ws://{address}")
+    program = write_program("robot.py", DOCUMENT, tmp_path)
+    robot = [python_with_counterparts(), str(program), *address.split(":")]
+    done = subprocess.run(robot, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    metadata, actions = done.stdout.splitlines()
+    assert metadata == str(
+        {
+            "env": "CartPole-v1",
+            "observation": {"observation": "float32[4]"},
+            "action": "2 actions",
+            "action_horizon": 1,
+        }
+    )
+    expected = seedrl.load(str(run)).act(np.zeros(4, np.float32))
+    assert actions == f"[{expected}] [{expected}]"
 
 
 def test_openenv_environment_is_learned_by_the_documented_commands(tmp_path: Path, commands: Commands) -> None:
