@@ -27,9 +27,9 @@ def load(
     """Return the trained policy of a run directory, by default of the newest run.
 
     `checkpoint` is newest, best, or the name or directory of one. The policy takes the most likely action; with
-    greedy=False it draws actions as at the end of training, with random numbers of this seed. `device` is cpu, cuda or
-    auto. `env`, an environment or a vector of them, is needed only if its categories do not count from 0 or its actions
-    are nested: then its own spaces decide about the form of observations and actions.
+    greedy=False it draws actions as at the end of training, with random numbers of this seed. `device` is cpu, cuda,
+    cuda:NUMBER or auto. `env`, an environment or a vector of them, is needed only if its categories do not count from 0
+    or its actions are nested: then its own spaces decide about the form of observations and actions.
     """
     from seedrl.trained.policy import load_policy
 

@@ -23,12 +23,6 @@ class Display(Enum):
     none = "none"
 
 
-class Device(Enum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 class StoreDevice(Enum):
     auto = "auto"
     host = "host"
@@ -292,7 +286,7 @@ class LearnerConfig:
     init_from: str = key("", "run or checkpoint directory to load the initial weights from")
     callbacks: list[str] = key([], "your.module:Class of code that follows the run; see docs/algorithms.md")
     callback_options: dict[str, Any] = key({}, "keyword arguments of these classes, by name, e.g. {Class: {key: 1}}")
-    device: Device = key(Device.auto, "auto | cpu | cuda")
+    device: str = key("auto", "auto | cpu | cuda | cuda:NUMBER")
     threads: int = key(0, "torch threads for inference, and the same number for training; 0 for half the cores each")
     display: Display = key(Display.auto, "auto | live | plain | none")
     metrics: str = key(
@@ -412,7 +406,7 @@ class EvalConfig:
     options: dict[str, Any] = key({}, "keyword arguments of the environment to change, e.g. {episodic_life: false}")
     out: str = key("", "JSON file to write; empty for a new file in eval/ of the run directory")
     json: bool = key(False, "print JSON; --json does the same")
-    device: Device = key(Device.auto, "auto | cpu | cuda")
+    device: str = key("auto", "auto | cpu | cuda | cuda:NUMBER")
     threads: int = key(0, "torch threads; 0 for half the cores")
 
 
@@ -433,7 +427,7 @@ class ServeConfig:
     max_silence: float = key(0.0, "seconds a client may take for one step before its session is ended; 0 for no limit")
     metrics: str = key("", "HOST:PORT of /metrics, /healthz and /readyz; port 0 for any free port; empty for none")
     seed: int = key(1, "random seed of action sampling and of the environments of `seedrl actor`")
-    device: Device = key(Device.auto, "auto | cpu | cuda")
+    device: str = key("auto", "auto | cpu | cuda | cuda:NUMBER")
     threads: int = key(0, "torch threads; 0 for half the cores")
     security: SecurityConfig = group(SecurityConfig)
 

@@ -1,16 +1,25 @@
-"""The device that serves and trains: which one it is, and how arrays get there."""
+"""The device that serves and trains: which one it is, how arrays get there, and in which order it does what.
 
-import contextlib
+An accelerator works on *streams*: what is launched on one happens in order, and two of them know nothing of each other.
+Serving has one of high priority, so that actions do not queue behind an update, and learning another one, on which
+everything that is trained is also built. The host runs ahead of both. On the CPU there is nothing to order.
+"""
+
 import warnings
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seedrl.config import Device
 from seedrl.errors import ConfigError
+
+ACCELERATORS = ["cuda"]  # kinds with streams, pinned memory and float64; ROCm has the same name
+HIGH = -1  # priority of a stream
 
 # Observations are used where gRPC put them, in memory that must not be written to, and nothing here writes to it.
 # torch warns of such memory once in a process: now.
@@ -19,17 +28,32 @@ with warnings.catch_warnings():
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
 
-def choose_device(wanted: Device, local_rank: int = 0) -> torch.device:
-    """Return the device of a process; each rank of a machine has an accelerator of its own."""
-    if wanted is Device.cpu or (wanted is Device.auto and not torch.cuda.is_available()):
+def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """Return the device that the settings name, and make it this thread's; ranks of a machine have different ones.
+
+    `wanted` is auto, cpu, or a kind of accelerator, with a number if it is not to follow from the rank.
+    """
+    kind, colon, number = wanted.partition(":")
+    is_known = kind in ACCELERATORS or wanted in ("auto", "cpu")
+    if not is_known or (colon and not number.isdecimal()):
+        raise ConfigError(f"device={wanted!r} is none of auto, cpu, {', '.join(ACCELERATORS)}, cuda:NUMBER")
+    if kind == "auto":
+        kind = next((each for each in ACCELERATORS if torch.get_device_module(each).is_available()), "cpu")
+    if kind == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch sees no CUDA device here; set device=cpu")
-    if not local_rank:
-        return torch.device("cuda")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())  # an engine may show each rank only its own
-    torch.cuda.set_device(device)
+    device = torch.device(kind, _number(wanted, kind, number, local_rank))
+    torch.get_device_module(device).set_device(device)
     return device
+
+
+def _number(wanted: str, kind: str, number: str, local_rank: int) -> int:
+    module = torch.get_device_module(kind)
+    if not module.is_available():
+        raise ConfigError(f"device={wanted}, but torch sees no {kind.upper()} device here; set device=cpu")
+    count: int = module.device_count()
+    if number and int(number) >= count:
+        raise ConfigError(f"device={wanted}, but torch sees only {count} of them here, from {kind}:0")
+    return int(number) if number else local_rank % count  # an engine may show each rank only its own
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -43,24 +67,44 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if is_accelerator(device) else tensor
 
 
-# On CUDA the learner works in a stream of its own, so that actions do not queue behind an update. These three keep the
-# two streams in order; on the CPU there is nothing to order.
+class Streams(NamedTuple):
+    serving: Any
+    learning: Any
 
 
-def own_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return a context whose work waits for no other stream, and no other stream for it."""
-    if not is_accelerator(device):
-        return contextlib.nullcontext()
+@cache
+def _streams(device: torch.device) -> Streams:
+    """Return the streams of a device, which are made once in a process."""
     module = torch.get_device_module(device)
-    stream: contextlib.AbstractContextManager[Any] = module.stream(module.Stream(device))
-    return stream
+    return Streams(module.Stream(device, priority=HIGH), module.Stream(device))
+
+
+@contextmanager
+def serving_stream(device: torch.device) -> Iterator[None]:
+    """Let this thread use the device for serving; it is finished at the end."""
+    if is_accelerator(device):
+        with torch.get_device_module(device).stream(_streams(device).serving):
+            yield
+            finish(device)
+    else:
+        yield
+
+
+@contextmanager
+def learning_stream(device: torch.device) -> Iterator[None]:
+    """Let this thread use the device for learning, or to build what learns; it is finished at the end."""
+    if is_accelerator(device):
+        with torch.get_device_module(device).stream(_streams(device).learning):
+            yield
+            finish(device)
+    else:
+        yield
 
 
 def after_serving(device: torch.device) -> None:
     """Order the work that this thread launches from now on after everything that serving has launched so far."""
     if is_accelerator(device):
-        module = torch.get_device_module(device)
-        module.current_stream(device).wait_stream(module.default_stream(device))
+        torch.get_device_module(device).current_stream(device).wait_stream(_streams(device).serving)
 
 
 def finish(device: torch.device) -> None:

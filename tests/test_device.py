@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from seedrl.config import Device
-from seedrl.device import after_serving, choose_device, finish, own_stream, upload
+from seedrl.device import after_serving, choose_device, finish, learning_stream, serving_stream, upload
 from seedrl.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -26,20 +25,49 @@ def test_upload_of_a_message_warns_nobody() -> None:
         assert upload(np.frombuffer(b"\1\2", np.uint8), CPU).tolist() == [1, 2]
 
 
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, count: int) -> list[torch.device]:
+    """Let torch see this many devices; return the list that those that were made current are appended to."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    return current
+
+
 def test_choose_device_cuda_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device(Device.auto) == choose_device(Device.cpu) == CPU
+    fake_cuda(monkeypatch, 0)
+    assert choose_device("auto") == choose_device("cpu") == CPU
     with pytest.raises(ConfigError, match="device=cuda, but torch sees no CUDA device here"):
-        choose_device(Device.cuda)
+        choose_device("cuda")
 
 
 def test_choose_device_auto_takes_cuda_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device(Device.auto) == choose_device(Device.cuda) == torch.device("cuda")
-    assert choose_device(Device.cpu) == CPU
+    current = fake_cuda(monkeypatch, 2)
+    first = torch.device("cuda", 0)
+    assert choose_device("auto") == choose_device("cuda") == first
+    assert choose_device("cpu") == CPU
+    assert current == [first, first]
+
+
+def test_choose_device_without_a_number_follows_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = fake_cuda(monkeypatch, 2)
+    assert [choose_device("auto", local_rank).index for local_rank in range(3)] == [0, 1, 0]
+    assert choose_device("cuda:1", local_rank=0) == torch.device("cuda", 1) == current[-1]
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:one", "cpu:0", "auto:1", "", "CUDA"])
+def test_choose_device_that_is_none_is_refused_by_name(wanted: str) -> None:
+    with pytest.raises(ConfigError, match=f"device='{wanted}' is none of auto, cpu, cuda, cuda:NUMBER"):
+        choose_device(wanted)
+
+
+def test_choose_device_beyond_the_last_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch, 2)
+    with pytest.raises(ConfigError, match="device=cuda:2, but torch sees only 2 of them here, from cuda:0"):
+        choose_device("cuda:2")
 
 
 def test_streams_cost_nothing_on_the_cpu() -> None:
-    with own_stream(CPU):
+    with learning_stream(CPU), serving_stream(CPU):
         after_serving(CPU)
         finish(CPU)

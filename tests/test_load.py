@@ -164,7 +164,7 @@ def test_load_finds_the_newest_run_and_the_checkpoint(tmp_path: Path, monkeypatc
     assert seedrl.load("runs/x", "best").env_steps == 100
     with pytest.raises(ConfigError, match="there is no directory nowhere"):
         seedrl.load("nowhere")
-    with pytest.raises(ConfigError, match=r"device='gpu' is none of auto, cpu, cuda"):
+    with pytest.raises(ConfigError, match=r"device='gpu' is none of auto, cpu, cuda, cuda:NUMBER"):
         seedrl.load(device="gpu")
 
 

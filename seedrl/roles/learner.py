@@ -19,7 +19,7 @@ import torch
 
 from seedrl import plugins
 from seedrl.config import Display, LearnerConfig
-from seedrl.device import choose_device
+from seedrl.device import choose_device, learning_stream
 from seedrl.errors import ConfigError, RankLost, RunDirectoryError, ThreadDied
 from seedrl.learning.loop import POLL_SECONDS
 from seedrl.metrics import LearningMetrics, ServingMetrics
@@ -210,8 +210,9 @@ class LearnerProcess:
         return None
 
     def _build(self, spec: EnvSpec) -> None:
-        self.training = Training(self, spec)
-        self.training.begin(self.checkpoint)
+        with learning_stream(self.device):
+            self.training = Training(self, spec)
+            self.training.begin(self.checkpoint)
 
     def _start_threads(self) -> None:
         assert self.training is not None
@@ -275,7 +276,8 @@ class LearnerProcess:
         """Save after the threads have ended; return what all ranks have counted, if this is the first of them."""
         assert self.training is not None
         try:
-            counts = self.training.save()
+            with learning_stream(self.device):
+                counts = self.training.save()
         except RankLost as error:  # the run resumes from the checkpoint before
             self.stop.fail(error)
             return None

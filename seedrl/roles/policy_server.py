@@ -13,7 +13,7 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.config import ActorsConfig, LearnerConfig, ServingConfig
-from seedrl.device import choose_device
+from seedrl.device import choose_device, learning_stream
 from seedrl.errors import RunDirectoryError, ThreadDied
 from seedrl.metrics import ServingMetrics
 from seedrl.models.base import core_size_of
@@ -75,7 +75,8 @@ class PolicyServer:
         self.address = ""
         self._spec = spec_of(checkpoint)
         self.inference.sessions.agree(self._spec)
-        self._build(checkpoint, seed, on_evaluated)
+        with learning_stream(self.device):
+            self._build(checkpoint, seed, on_evaluated)
 
     def _build(self, checkpoint: Checkpoint, seed: int, on_evaluated: Callable[[FinishedEpisodes], None]) -> None:
         config, device, spec = self._config, self.device, self._spec
@@ -107,8 +108,9 @@ class PolicyServer:
         """Serve other weights from the next batch on."""
         if spec_of(checkpoint) != self._spec:
             raise RunDirectoryError(f"the checkpoint has other spaces: {spec_of(checkpoint)} instead of {self._spec}")
-        load_weights(self._model, checkpoint)
-        self.policy.publish(self._model, _version(checkpoint))
+        with learning_stream(self.device):
+            load_weights(self._model, checkpoint)
+            self.policy.publish(self._model, _version(checkpoint))
 
     def close(self, command: Command, reason: str) -> None:
         """Dismiss the actors, and raise what has failed meanwhile."""

@@ -10,7 +10,7 @@ from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
 from seedrl.config import LearnerConfig
-from seedrl.device import choose_device, own_stream
+from seedrl.device import choose_device, learning_stream
 from seedrl.errors import Diverged, SeedrlError
 from seedrl.learning.learner import Learner
 from seedrl.learning.loop import TrainingLoop
@@ -50,12 +50,8 @@ class TrainerProcess:
     def run(self) -> None:
         """Train until the run is done or a rank asks to stop."""
         try:
-            if self.checkpoint is not None:
-                restore_counters(self.checkpoint.state, ServingMetrics(), self.learning)
-                self._build(spec_of(self.checkpoint))
-            self.ranks.all_gather_object("")  # addresses; this rank has none, as actors connect to rank 0
-            if self.checkpoint is not None or self._wait_for_spaces():
-                self._train()
+            with learning_stream(self.device):
+                self._build_and_train()
         except SeedrlError as error:
             self.stop.fail(error)
             raise
@@ -65,6 +61,14 @@ class TrainerProcess:
         self.ranks.leave()
         if self.stop.failure is not None:
             raise self.stop.failure
+
+    def _build_and_train(self) -> None:
+        if self.checkpoint is not None:
+            restore_counters(self.checkpoint.state, ServingMetrics(), self.learning)
+            self._build(spec_of(self.checkpoint))
+        self.ranks.all_gather_object("")  # addresses; this rank has none, as actors connect to rank 0
+        if self.checkpoint is not None or self._wait_for_spaces():
+            self._train()
 
     def _wait_for_spaces(self) -> bool:
         """Build as soon as rank 0 knows the spaces; return false if asked to stop before."""
@@ -113,8 +117,7 @@ class TrainerProcess:
     def _train(self) -> None:
         if not self.rounds.agree() or self.rounds.stop_if_done():
             return
-        with own_stream(self.device):
-            self.loop.run()
+        self.loop.run()
         if self.stop.failure is None:
             self._save()
 

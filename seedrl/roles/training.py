@@ -14,7 +14,7 @@ from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.settings import described
 from seedrl.algorithms.signs import signs_of
 from seedrl.config import LearnerConfig, StoreDevice
-from seedrl.device import after_serving, own_stream
+from seedrl.device import learning_stream
 from seedrl.errors import ConfigError, Diverged, InvalidMessage, RunDirectoryError
 from seedrl.learning.loop import Rounds, Source, TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
@@ -215,8 +215,7 @@ class Training:
         """A thread that dies takes the process with it."""
         torch.set_flush_denormal(True)  # of this thread: vanishing gradients would cost a tenth of an update
         try:
-            with own_stream(self._process.device):
-                after_serving(self._process.device)  # that is, after everything was built
+            with learning_stream(self._process.device):
                 self.loop.run()
         except BaseException as error:
             self._process.thread_died(error)

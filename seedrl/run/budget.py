@@ -11,6 +11,7 @@ from torch import nn
 from seedrl.algorithms.base import Algorithm, networks_of
 from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
 from seedrl.config import LearnerConfig, StoreDevice
+from seedrl.device import is_accelerator
 from seedrl.errors import ConfigError, Mismatch
 from seedrl.models.base import core_size_of
 from seedrl.run.host_memory import free_host_bytes
@@ -97,7 +98,9 @@ def _averages(algorithm: AlgorithmConfig) -> int:
 
 def free_bytes(device: torch.device) -> int | None:
     """Return what can be allocated on the device; None where the system does not tell."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_host_bytes()
+    if not is_accelerator(device):
+        return free_host_bytes()
+    return int(torch.get_device_module(device).mem_get_info(device)[0])
 
 
 def check_budget(budget: Budget, device: torch.device) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.config import LearnerConfig
+from seedrl.device import serving_stream
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.serving.balance import Balance
@@ -73,7 +74,7 @@ class InferenceService:
         fraction: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`fraction` is how much of the run is over."""
-        config = self.config
+        config, self._device = self.config, device
         self._inference = Inference(
             policy,
             actions,
@@ -129,9 +130,10 @@ class InferenceService:
     async def _serve(self, on_ready: Callable[[], None]) -> None:
         assert self._inference is not None
         torch.set_flush_denormal(True)  # of this thread, as in the learner's
-        self._inference.warm_up(min(group_size(self.config), self.config.serving.max_rows))
-        on_ready()
-        await self.batches.run()
+        with serving_stream(self._device):
+            self._inference.warm_up(min(group_size(self.config), self.config.serving.max_rows))
+            on_ready()
+            await self.batches.run()
 
     def _release(self, session: Session) -> None:
         """Drop what an ended session has recorded, if there is anything yet."""

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from seedrl.config import Device
 from seedrl.device import choose_device
 from seedrl.errors import ConfigError
 from seedrl.run.finding import find_run
@@ -28,10 +27,8 @@ if TYPE_CHECKING:
 
 def load_policy(run: str | Path, checkpoint: str, greedy: bool, device: str, seed: int, env: Any) -> "TrainedPolicy":
     """Load the policy of a run; the arguments are those of `seedrl.load`."""
-    if device not in Device.__members__:
-        raise ConfigError(f"device={device!r} is none of {', '.join(Device.__members__)}")
+    place = choose_device(device)
     trained = load_trained(str(find_run(str(run), must_be_trained=True)), checkpoint)
-    place = choose_device(Device[device])
     trained.policy.to(place)
     exploration = final_exploration(trained.config.exploration)
     chance = None if greedy else Chance(exploration, torch.Generator(place).manual_seed(seed))
