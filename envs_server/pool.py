@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from envs_server.ale import AlePool, is_ale
 from envs_server.board_games import LEGAL, TURN, BoardGamePool
 from envs_server.doom import EngineDirectory
 from envs_server.gym import GymPool
@@ -63,6 +64,8 @@ def _bare_pool(job: Welcome, threads: int, make_env: MakeEnv | None) -> Pool:
         raise ConfigError(
             f"this actor brings an environment, and the learner has env.id={job.env_id}; start it with env.id={OWN}"
         )
+    if is_ale(job.env_id):
+        return AlePool(job, threads)
     if ":" in job.env_id:
         return GymPool(job, threads)
     if job.env_id == MOCK:

@@ -64,8 +64,8 @@ class Format(Enum):
 class EnvConfig:
     id: str = key(
         "CartPole-v1",
-        "envpool id, gymnasium:ID, openenv:ws://HOST:PORT, your.module:make, or own (own/NAME) if actors bring the "
-        "environment",
+        "envpool id, gymnasium:ID, ale:GAME, openenv:ws://HOST:PORT, your.module:make, or own (own/NAME) if actors "
+        "bring the environment",
     )
     options: dict[str, Any] = key({}, "keyword arguments of the environment's constructor, e.g. {episodic_life: true}")
     players: int = key(
@@ -372,7 +372,7 @@ class ActorConfig:
     patience: float = key(300.0, "seconds to retry without reaching a learner before the actor gives up")
     step_deadline: float = key(60.0, "seconds without progress before the actor abandons the stream and reconnects")
     modules: list[str] = key(
-        ["gymnasium"],
+        ["ale", "gymnasium"],
         "Python modules that the learner may ask to import by env.id and env.wrappers, e.g. [gymnasium,mygame]",
     )
     max_env_failures: int = key(10, "restarts of failed environments within ten minutes before the actor exits")

@@ -104,6 +104,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "grpc_reflection": {"seedrl.serving.server"},
     "google": {"seedrl.v1", "seedrl.wire"},
     "envpool": {"envs_server.pool"},
+    "ale_py": {"envs_server.ale"},
     "gymnasium": {"envs_server.stepping"},
     "msgpack": {"seedrl.wire.packed"},
     "websockets": {"envs_server.openenv", "seedrl.serving.websocket"},
@@ -129,6 +130,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # The name of a distribution where it is not the name of what is imported.
 IMPORT_NAMES = {
+    "ale-py": "ale_py",
     "grpcio": "grpc",
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
@@ -274,6 +276,7 @@ print(*sorted({{"torch", "envpool", "matplotlib", "tensorboard", "wandb"}} & set
 
 ROLES = ("learner", "actor")
 OPTIONS = (
+    "ale",
     "certs",
     "gymnasium",
     "hub",

@@ -9,6 +9,7 @@ from seedrl.errors import ConfigError
 EXTRAS = {
     **dict.fromkeys(("torch", "safetensors", "grpc_health", "grpc_reflection"), "learner"),
     "envpool": "actor",
+    "ale_py": "ale",
     "gymnasium": "gymnasium",
     **dict.fromkeys(("msgpack", "websockets"), "openpi"),
     "cryptography": "certs",
