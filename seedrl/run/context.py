@@ -14,7 +14,6 @@ resumes from its checkpoints, and starts a new context if this file is lost.
 """
 
 import contextlib
-import fcntl
 import json
 import time
 from collections.abc import Iterator
@@ -166,6 +165,8 @@ def _known(kind: type, values: dict[str, Any]) -> dict[str, Any]:
 
 def _acquire(descriptor: int, seconds: float) -> None:
     """Take the lock. It is released with the descriptor, so also when the process dies."""
+    import fcntl  # only Unix has it; learners run there
+
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -15,7 +15,6 @@ policy.pt2, policy.onnx, videos/   written by `seedrl export` and `seedrl record
 """
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -117,6 +116,8 @@ class RunDirectory:
 
     def claim(self, config: LearnerConfig) -> None:
         """Keep other learners out until `release` or the end of the process, and write the settings."""
+        import fcntl  # only Unix has it, and actors elsewhere import this module for its other half
+
         self._lock = (self.path / ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

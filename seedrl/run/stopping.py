@@ -113,7 +113,8 @@ def handle_signals(handle: Callable[[int, Any], None]) -> None:
     """Let this handle SIGINT and SIGTERM, also if the process was started with them blocked, as Ray's threads do."""
     for number in SIGNALS:
         signal.signal(number, handle)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows, where no signal can be blocked
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def reached_goal(goal: StopConfig, progress: Progress) -> str:
