@@ -346,6 +346,9 @@ class SweepConfig:
     parallel: int = key(1, "number of runs at a time, which share sweep.cores equally")
     cores: int = key(0, "cores of this machine for all runs together; 0 for all of them")
     trials: int = key(0, "number of runs whose values Optuna chooses; 0 runs every combination of the values")
+    population: int = key(0, "members of a population, whose weights and values evolve; 0 for none")
+    generations: int = key(8, "population: runs of stop.env_steps that each member has, one after the other")
+    factor: float = key(1.5, "population: values are multiplied or divided by this where they change")
 
 
 @dataclass

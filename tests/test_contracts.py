@@ -108,7 +108,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gymnasium": {"envs_server.stepping"},
     "msgpack": {"seedrl.wire.packed"},
     "websockets": {"envs_server.openenv", "seedrl.serving.websocket"},
-    "hydra": {f"seedrl.commandline.{name}" for name in ("checking", "composing", "search")},
+    "hydra": {f"seedrl.commandline.{name}" for name in ("checking", "composing", "search", "population")},
     "omegaconf": {"seedrl.commandline.composing"},
     "optuna": {"seedrl.commandline.search"},
     "yaml": {"seedrl.run.directory", "seedrl.launching.kubernetes", "seedrl.trained.card"},

@@ -80,6 +80,7 @@ def _has_launcher(line: Line) -> bool:
 def _sweep(name: str, line: Line) -> NoReturn:
     """Run many runs, and exit with a code that tells whether all of them succeeded."""
     from seedrl.commandline.checking import checked
+    from seedrl.commandline.population import Population, check_population, constant_schedules
     from seedrl.commandline.search import check_values, search_of, split
     from seedrl.commandline.sweep import Sweep, places, sweep_directory
     from seedrl.launching.engines import check_launch
@@ -91,12 +92,18 @@ def _sweep(name: str, line: Line) -> NoReturn:
     config = compose(name, fixed)
     if config.run_dir:
         raise ConfigError(f"run_dir={config.run_dir} is the directory of one run; that of a sweep is sweep.dir")
-    check_values(config.sweep.trials, varied)
+    is_population = bool(config.sweep.population)
+    if is_population:
+        fixed += constant_schedules(fixed)
+        check_population(config, varied)
+    else:
+        check_values(config.sweep.trials, varied)
     if config.sweep.trials:
         refuse_without("optuna", name)
     cores = places(config.sweep)
     directory = sweep_directory(config.sweep)
-    search = search_of(config, vocabulary(name), varied, directory)
+    make_search = Population if is_population else search_of
+    search = make_search(config, vocabulary(name), varied, directory)
     of_a_run = [each for each in fixed if not each.startswith("sweep.")]
     sweep = Sweep(directory, cores, of_a_run, search, lambda words: check_launch(compose(name, words), words))
     raise SystemExit(sweep.run())

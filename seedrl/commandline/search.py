@@ -23,7 +23,10 @@ class Search(Protocol):
     count: int  # runs in all
 
     def ask(self) -> tuple[int, list[str]] | None:
-        """Return the number of the next run and the overrides that only it has; None if there is no further run."""
+        """Return the number of the next run and the overrides that only it has.
+
+        None means that there is no further run, or none before one of those that are running has ended.
+        """
 
     def tell(self, number: int, score: float | None) -> None:
         """Take notice of how a run has ended; None if it failed."""
@@ -37,7 +40,7 @@ def split(overrides: Iterable[str]) -> tuple[list[str], list[Override]]:
 
 
 def check_values(trials: int, varied: Sequence[Override]) -> None:
-    """Refuse a sweep that has nothing to choose from, or would never end."""
+    """Refuse a sweep that has nothing to choose from, or would never end; populations have their own check."""
     require(trials >= 0, f"sweep.trials={trials} must not be negative")
     example = "'algorithm.learning_rate=interval(1e-4,1e-2)'"
     require(
@@ -51,7 +54,7 @@ def check_values(trials: int, varied: Sequence[Override]) -> None:
 
 
 def search_of(config: SweptRunConfig, vocabulary: Vocabulary, varied: Sequence[Override], directory: Path) -> Search:
-    """Return the search that the settings ask for."""
+    """Return the search that the settings of a sweep without a population ask for."""
     if config.sweep.trials:
         return Optuna(varied, vocabulary, config.sweep.trials, config.seed, directory)
     return Grid(varied, vocabulary)
@@ -61,7 +64,7 @@ class Grid:
     """Every combination of the values, in the order in which they were typed."""
 
     def __init__(self, varied: Sequence[Override], vocabulary: Vocabulary) -> None:
-        combinations = [list(each) for each in itertools.product(*(_typed(each, vocabulary) for each in varied))]
+        combinations = [list(each) for each in itertools.product(*(typed_values(each, vocabulary) for each in varied))]
         self.count = len(combinations)
         self._rest = iter(enumerate(combinations))
 
@@ -72,8 +75,8 @@ class Grid:
         """Ignore it: the next combination does not depend on it."""
 
 
-def _typed(varied: Override, vocabulary: Vocabulary) -> Iterator[str]:
-    """Yield an override for each value."""
+def typed_values(varied: Override, vocabulary: Vocabulary) -> Iterator[str]:
+    """Yield an override for each value of one that has several."""
     key = varied.get_key_element()
     value: Any = varied.value()
     if isinstance(value, Glob):
@@ -110,7 +113,7 @@ class Optuna:
         if len(self._study.trials) >= self.count:
             return None
         trial = self._study.ask(self._distributions)
-        return trial.number, [_chosen(key, value) for key, value in trial.params.items()]
+        return trial.number, [chosen(key, value) for key, value in trial.params.items()]
 
     def tell(self, number: int, score: float | None) -> None:
         if score is None:
@@ -119,7 +122,8 @@ class Optuna:
             self._study.tell(number, score)
 
 
-def _chosen(key: str, value: Any) -> str:
+def chosen(key: str, value: Any) -> str:
+    """Return the override for a value that was chosen."""
     return f"{key}={value}" if isinstance(value, str) else override(key, value)  # text is as it was typed
 
 
@@ -138,4 +142,4 @@ def _distribution(varied: Override, vocabulary: Vocabulary) -> Any:
     if isinstance(value, RangeSweep) and is_whole:
         steps = list(value.range())
         return IntDistribution(int(min(steps)), int(max(steps)), step=abs(int(value.step)))
-    return CategoricalDistribution([each.partition("=")[2] for each in _typed(varied, vocabulary)])
+    return CategoricalDistribution([each.partition("=")[2] for each in typed_values(varied, vocabulary)])

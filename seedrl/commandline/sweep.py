@@ -12,17 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from seedrl.commandline.members import Member, Status, read_table, table, write_table
+from seedrl.commandline.population import JOURNAL
 from seedrl.commandline.search import Search
 from seedrl.config import SweepConfig
 from seedrl.errors import ConfigError, SeedrlError, require
 from seedrl.launching.children import GOODBYE_SECONDS, STOP_SECONDS, Child, LastWords, Process, start_module
 from seedrl.launching.overrides import override
 from seedrl.monitoring.compare import draw_runs
+from seedrl.monitoring.lineage import draw_lineage
 from seedrl.run.directory import fresh, write_atomically
 from seedrl.sizes import available_cores
 
 POLL_SECONDS = 0.1
 PLOT = "compare.png"
+LINEAGE = "lineage.png"
 SETTINGS = "settings.txt"  # the overrides that all runs of a sweep share
 SOME_FAILED = 1  # the exit code
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
@@ -211,6 +214,9 @@ class Sweep:
             draw_runs(
                 [member.directory for member in members if member.best_return is not None], self._directory / PLOT
             )
+            if (journal := self._directory / JOURNAL).exists():
+                draw_lineage(journal, self._directory / LINEAGE)
+                print(f"sweep: {journal} says why each member did what; {LINEAGE} shows it")
         except SeedrlError as error:
             print(f"sweep: no plot: {error}")
         print(f"sweep: saved in {self._directory}; seedrl plot {self._directory} compares the runs again", flush=True)

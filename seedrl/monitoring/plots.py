@@ -34,11 +34,11 @@ def draw_comparison(groups: Sequence[Group], out: Path) -> None:
     legends = [_legend_shape([group.short_label for group in row]) for row in rows]
     width, height = PANEL_INCHES
     heights = [height + LEGEND_INCHES * lines for _, lines in legends]
-    figure = _figure(2 * width, sum(heights))
+    figure = new_figure(2 * width, sum(heights))
     parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part, row, (columns, _) in zip(parts, rows, legends, strict=True):
         _compare(part, row, columns)
-    _save(figure, out)
+    save_figure(figure, out)
 
 
 def draw_curve(run_dir: Path) -> Path | None:
@@ -47,7 +47,7 @@ def draw_curve(run_dir: Path) -> Path | None:
         curve = read_curve(run_dir)
         if not curve.returns.size:
             return None
-        figure = _figure(2 * PANEL_INCHES[0], PANEL_INCHES[1])
+        figure = new_figure(2 * PANEL_INCHES[0], PANEL_INCHES[1])
         for axes, xs, words in _panels(figure, [curve]):
             axes.plot(xs(curve), curve.returns, color=COLOURS[0], marker=_marker(curve), label="training")
             if np.isfinite(curve.evaluations).any():
@@ -55,7 +55,7 @@ def draw_curve(run_dir: Path) -> Path | None:
             _label(axes, words)
         axes.legend(fontsize=8, frameon=False)
         figure.suptitle(_literal(f"{curve.env}, seed {curve.seed}: {curve.score:,.2f}"), fontsize=10)
-        _save(figure, run_dir / CURVE)
+        save_figure(figure, run_dir / CURVE)
     except Exception:  # matplotlib and its settings may raise anything; a run does not fail because of a picture
         return None
     return run_dir / CURVE
@@ -142,7 +142,7 @@ def _literal(text: str) -> str:
     return text.replace("$", r"\$")  # between two of them would be a formula
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """Create a figure without pyplot, so without windows and global state."""
     try:
         from matplotlib.figure import Figure
@@ -151,7 +151,7 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, out: Path) -> None:
+def save_figure(figure: Any, out: Path) -> None:
     kinds, kind = figure.canvas.get_supported_filetypes(), out.suffix.removeprefix(".").lower()
     if kind not in kinds:
         raise ConfigError(f"out={out} must end in one of .{', .'.join(sorted(kinds))}")
