@@ -202,6 +202,29 @@ class ActorsConfig:
     at_most: int = key(0, "maximum number of actors when scaling with the learner's demand; 0 keeps actors.count")
 
 
+class Match(Enum):
+    self = "self"
+    latest = "latest"
+    uniform = "uniform"
+    prioritized = "prioritized"
+    fixed = "fixed"
+
+
+@dataclass
+class LeagueConfig:
+    """Opponents in simulations with several players. See docs/self-play.md."""
+
+    match: Match = key(
+        Match.self,
+        "opponents: self (the policy plays all sides and learns from all) | latest | uniform | prioritized (snapshots: "
+        "the newest, any, rather those it loses to) | fixed (league.opponents only)",
+    )
+    snapshot_updates: int = key(100, "updates between snapshots of the policy that become opponents; 0 for none")
+    snapshots: int = key(10, "number of snapshots to keep on the device, spread over the run")
+    current: float = key(0.0, "fraction of opponents that are the current policy itself, which learns from one side")
+    opponents: list[str] = key([], "run or checkpoint directories whose policies are opponents as well")
+
+
 @dataclass
 class CheckpointConfig:
     seconds: float = key(60.0, "seconds between checkpoints")
@@ -267,6 +290,7 @@ class LearnerConfig:
     serving: ServingConfig = group(ServingConfig)
     store: StoreConfig = group(StoreConfig)
     actors: ActorsConfig = group(ActorsConfig)
+    league: LeagueConfig = group(LeagueConfig)
     ranks: RanksConfig = group(RanksConfig)
     checkpoint: CheckpointConfig = group(CheckpointConfig)
     stop: StopConfig = group(StopConfig)

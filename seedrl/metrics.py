@@ -189,8 +189,11 @@ def info(meaning: str) -> Any:
 class ServingMetrics:
     """Written by the server thread."""
 
-    env_steps: int = counter("Transitions of environments without those of evaluation: rows that are not resets")
+    env_steps: int = counter(
+        "Transitions of environments without those of evaluation and opponents: rows that are not resets"
+    )
     eval_steps: int = counter("Transitions of environments for evaluation, which are never trained on")
+    opponent_steps: int = counter("Transitions of opponents, entries of the bank, which are never trained on")
     rows: int = counter("Rows answered, resets included")
     batches: int = counter("Forward passes of inference")
     batch_rows: Histogram = histogram(ROWS, "Rows of a batch")
@@ -215,6 +218,12 @@ class ServingMetrics:
     eval_episodes: int = counter("Evaluation episodes finished; they are not counted as episodes")
     eval_return: Histogram = histogram(RETURNS, "Undiscounted, unclipped return of finished evaluation episodes")
     eval_length: Histogram = histogram(STEPS, "Steps of finished evaluation episodes")
+    games: dict[str, int] = counters(
+        "result", ("won", "drawn", "lost"), "Games of the policy in training against entries of the bank, by result"
+    )
+    elo: float = gauge("Elo rating of the policy in training, that of the first snapshot being 1000", math.nan)
+    win_rate: float = gauge("Recent score against the entries of the bank, draws being half a win", math.nan)
+    bank_entries: float = gauge("Policies of the bank: snapshots, and opponents from other runs")
     unrolls_made: int = counter("Unrolls finished and handed to the learner")
     unrolls_dropped: dict[str, int] = counters(
         "reason",

@@ -2,7 +2,7 @@
 
 import os
 
-from seedrl.config import SELECTORS, LearnerConfig
+from seedrl.config import SELECTORS, LearnerConfig, Match
 
 
 def group_size(config: LearnerConfig) -> int:
@@ -22,10 +22,35 @@ def evaluation_envs(config: LearnerConfig) -> list[int]:
     return [simulation * players + player for simulation in chosen for player in range(players)]
 
 
+def has_league(config: LearnerConfig) -> bool:
+    """Return whether some seats are those of opponents: entries of the bank, which are not trained on."""
+    league = config.league
+    is_measured = config.actors.evaluation > 0 and (league.snapshot_updates > 0 or bool(league.opponents))
+    return config.env.players > 1 and (league.match is not Match.self or is_measured)
+
+
+def opponent_envs(config: LearnerConfig) -> list[int]:
+    """Return the environments of an actor in which opponents act: in each game all players but one.
+
+    The policy in training has another player in each simulation, so that it learns all sides. With league.match=self
+    only evaluation has opponents.
+    """
+    if not has_league(config):
+        return []
+    players, is_self = config.env.players, config.league.match is Match.self
+    envs = evaluation_envs(config) if is_self else range(config.actors.envs)
+    return [env for env in envs if env % players != env // players % players]
+
+
+def trained_envs(config: LearnerConfig) -> int:
+    """Return how many environments of an actor are trained on."""
+    return config.actors.envs - len({*evaluation_envs(config), *opponent_envs(config)})
+
+
 def can_be_on_policy(config: LearnerConfig) -> bool:
     """Return whether train batches can hold the same number of unrolls of every environment, all of one policy."""
     actors = config.actors
-    envs = actors.count * (actors.envs - len(evaluation_envs(config)))
+    envs = actors.count * trained_envs(config)
     is_fixed = envs > 0 and actors.at_most <= actors.count and config.ranks.count == 1
     return is_fixed and not is_replay(config) and config.algorithm.batch_size % envs == 0
 

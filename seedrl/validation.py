@@ -17,15 +17,16 @@ from seedrl.config import (
     ServeConfig,
 )
 from seedrl.errors import require
+from seedrl.league_settings import check_league
 from seedrl.plugins import is_import_path, is_own
 from seedrl.sizes import (
     can_be_on_policy,
-    evaluation_envs,
     group_size,
     is_replay,
     serving_ranks,
     store_capacity,
     store_tolerance,
+    trained_envs,
 )
 from seedrl.wire.address import check_address
 from seedrl.wire.security import (
@@ -46,6 +47,7 @@ def check(config: LearnerConfig) -> None:
     _check_run(config)
     _check_serving(config)
     _check_environments(config)
+    check_league(config)
     _check_ranks(config)
     _check_actors(config)
     _check_model(config)
@@ -259,7 +261,7 @@ def _check_environments(config: LearnerConfig) -> None:
         "the players of a simulation are in one group",
     )
     require(
-        0 <= actors.evaluation < 1 and len(evaluation_envs(config)) < actors.envs,
+        0 <= actors.evaluation < 1 and trained_envs(config) > 0,
         f"actors.evaluation={actors.evaluation} of actors.envs={actors.envs} leaves no environment to train on",
     )
     require(

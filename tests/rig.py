@@ -10,12 +10,15 @@ from torch import nn
 
 from envs_server.pool import Pool
 from seedrl.actions import Actions
+from seedrl.bank import Bank
+from seedrl.config import LeagueConfig
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.rows import RESET, Rows
 from seedrl.selection.base import Entries, Priority, Selector
 from seedrl.selection.fifo import Fifo
 from seedrl.serving.inference import Answer, Inference
+from seedrl.serving.league import League
 from seedrl.serving.lease import Lease
 from seedrl.serving.seats import CONSTANT, Schedule, Seat, Seats
 from seedrl.serving.sessions import Request, Session
@@ -80,13 +83,18 @@ class Rig:
         schedule: Schedule = CONSTANT,
         selector: Selector | None = None,
         device: torch.device = CPU,
+        players: int = 1,
+        league: LeagueConfig | None = None,
     ) -> None:
         self.model = (model if model is not None else make_model(stacked(spec, frame_stack))).to(device)
         core_size = int(self.model.core_size)
         self.policy = Policy(self.model, version=0)
         self.metrics = ServingMetrics()
         self.slots = Slots(slots, Actions(spec), frame_stack, core_size, device)
-        self.seats = Seats(slots, schedule)
+        self.seats = Seats(slots, schedule, players)
+        settings = league or LeagueConfig()
+        self.bank = Bank(self.model, settings.snapshots, settings.snapshot_updates)
+        self.league = League(settings, self.bank, self.seats, self.metrics, seed) if league else None
         self.fraction = 0.0  # of the run that is over
         self.selector = CountingFifo()
         sizes = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
@@ -105,6 +113,7 @@ class Rig:
             answer=self.answers.extend,
             on_evaluated=self.evaluated.append,
             fraction=lambda: self.fraction,
+            league=self.league,
         )
         self._sessions = 0
         self._requests = 0

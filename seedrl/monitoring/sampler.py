@@ -108,6 +108,7 @@ class Sampler:
             **{f"learner/{k}": v for k, v in _share(change, "learner_seconds", LEARNER_STAGES).items()},
             **self._reported(),
             **self._exploration(),
+            **self._league(),
         }
 
     def _reported(self) -> dict[str, float]:
@@ -130,6 +131,19 @@ class Sampler:
             "exploration/temperature": most.temperature,
             "exploration/epsilon": most.epsilon,
             "exploration/epsilon_least": least.epsilon,
+        }
+
+    def _league(self) -> dict[str, float]:
+        """Return how the policy in training does against others; nothing before the first game has ended."""
+        serving = self._serving
+        if not sum(serving.games.values()):
+            return {}
+        return {
+            "opponent_steps": serving.opponent_steps,
+            "games": sum(serving.games.values()),
+            "elo": round(serving.elo, 1),
+            "win_rate": round(serving.win_rate, 4),
+            "bank_entries": serving.bank_entries,
         }
 
     def _cycle(self, change: Totals, latency: float, round_trip: float) -> dict[str, float]:

@@ -16,6 +16,7 @@ from seedrl.algorithms.signs import signs_of
 from seedrl.config import LearnerConfig, StoreDevice
 from seedrl.device import learning_stream
 from seedrl.errors import ConfigError, Diverged, InvalidMessage, RunDirectoryError
+from seedrl.learning.learner import Publisher
 from seedrl.learning.loop import Rounds, Source, TrainingLoop
 from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.models.base import core_size_of
@@ -25,6 +26,7 @@ from seedrl.policy import Policy
 from seedrl.recordings.files import Content, Recording
 from seedrl.recordings.recorder import UnrollRecorder
 from seedrl.recordings.source import RecordedUnrolls
+from seedrl.roles.opponents import build_league
 from seedrl.roles.peers import Peers
 from seedrl.run.budget import HOST, MIB, budget_of, check_budget, saved_unrolls
 from seedrl.run.checkpoint import Checkpoint
@@ -83,6 +85,11 @@ class Training:
         self.recorder = self._unroll_recorder(config, spec)
         self.store = self._store(config, spec, sizes, algorithm)
         self.policy = Policy(model, version=0)
+        seed = process.peers.generator_seed(config.seed, process.run_directory.earlier_processes)
+        seats, say = inference.sessions.seats, process.display.say
+        parts = build_league(config, spec, model, self.policy, seats, process.serving, seed=seed, warn=say)
+        self.league = parts.league if parts else None
+        self.publisher: Publisher = parts.publisher if parts else self.policy
         self.learner = process.peers.learner(
             config,
             model,
@@ -91,14 +98,15 @@ class Training:
             env_steps=lambda: process.rounds.progress.env_steps,
             prefer=self.store.prefer,
         )
-        seed = process.peers.generator_seed(config.seed, process.run_directory.earlier_processes)
         generator = torch.Generator(device).manual_seed(seed)
         kept = self.store if config.store.checkpoint else None
-        self.resumable = Resumable(self.learner, generator, spec, config.algorithm, kept)
+        self.resumable = Resumable(
+            self.learner, generator, spec, config.algorithm, kept, parts.saved if parts else None
+        )
         self.loop = TrainingLoop(
             self._source(config),
             self.learner,
-            self.policy,
+            self.publisher,
             process.rounds,
             process.learning,
             batch_size=config.algorithm.batch_size,
@@ -117,6 +125,7 @@ class Training:
             on_evaluated=partial(process.events.episodes, is_evaluation=True),
             may_continue=self._is_in_step if self.is_on_policy else lambda: True,
             fraction=self._fraction,
+            league=self.league,
         )
         self.thread = threading.Thread(target=self._run, name="learner", daemon=True)
         saved = saved_unrolls(config, spec, sizes) if kept else 0
@@ -182,7 +191,7 @@ class Training:
             steps, updates = process.serving.env_steps, process.learning.updates
             process.display.say(f"learner: resumed at {steps:,} steps, {updates:,} updates")
         process.saver.begin()
-        self.learner.publish(self.policy)
+        self.learner.publish(self.publisher)
 
     def _set_initial_weights(self) -> None:
         process = self._process

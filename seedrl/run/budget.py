@@ -10,11 +10,13 @@ from torch import nn
 
 from seedrl.algorithms.base import Algorithm, networks_of
 from seedrl.algorithms.settings import AlgorithmConfig, Optimizer
+from seedrl.bank import SPARE
 from seedrl.config import LearnerConfig, StoreDevice
 from seedrl.device import is_accelerator
 from seedrl.errors import ConfigError, Mismatch
 from seedrl.models.base import core_size_of
 from seedrl.run.host_memory import free_host_bytes
+from seedrl.sizes import has_league
 from seedrl.specs import EnvSpec
 from seedrl.store import Store, StoreSizes
 
@@ -27,7 +29,7 @@ class Budget(NamedTuple):
     """Bytes, without what a forward or backward pass takes for a moment. All are on the device but `host`."""
 
     store: int
-    weights: int  # all copies, and what the algorithm has besides, such as critics and target networks
+    weights: int  # all copies, those of the bank, and what the algorithm has besides, such as critics
     optimizer: int  # gradients included
     host: int = 0  # the columns of the store that are on the host, whatever the device is; all with store.device=host
 
@@ -48,10 +50,17 @@ def budget_of(config: LearnerConfig, spec: EnvSpec, model: nn.Module, algorithm:
     """Return what serving and training a model takes, and what the algorithm has besides it."""
     sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
     serving, networks = serving_budget(spec, model, sizes), networks_of(algorithm)
-    own = _weight_bytes(networks) + _state_bytes(algorithm)
+    own = _weight_bytes(networks) + _state_bytes(algorithm) + bank_copies(config) * _weight_bytes(model)
     trained = _parameter_bytes(model) + _parameter_bytes(networks)
     optimizer = (1 + _averages(config.algorithm)) * trained
     return _placed(serving._replace(weights=serving.weights + own, optimizer=optimizer), config)
+
+
+def bank_copies(config: LearnerConfig) -> int:
+    """Return how many policies the bank may hold besides the one that is trained."""
+    league = config.league
+    snapshots = 1 + league.snapshots + SPARE if league.snapshot_updates else 1  # one is what snapshots are copied from
+    return snapshots + len(league.opponents) if has_league(config) else 0
 
 
 def _placed(budget: Budget, config: LearnerConfig) -> Budget:
@@ -71,7 +80,8 @@ def checkpoint_bytes(config: LearnerConfig, model: nn.Module, algorithm: Algorit
     """Return the size of one checkpoint: the weights, what the optimizer keeps of them, and what the algorithm has."""
     trained = nn.ModuleList([model, networks_of(algorithm)])
     averages = _averages(config.algorithm) * _parameter_bytes(trained)
-    return _weight_bytes(trained) + averages + _state_bytes(algorithm)
+    snapshots = config.league.snapshots + SPARE if has_league(config) and config.league.snapshot_updates else 0
+    return _weight_bytes(trained) + averages + _state_bytes(algorithm) + snapshots * _weight_bytes(model)
 
 
 def saved_unrolls(config: LearnerConfig, spec: EnvSpec, sizes: StoreSizes) -> int:

@@ -35,6 +35,16 @@ class Restorable(Protocol):
     def load(self, tensors: Tensors) -> None: ...
 
 
+class SavedLeague(Protocol):
+    """The bank and the league, which survive the learner together."""
+
+    def tensors(self) -> Tensors: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any], tensors: Tensors) -> None: ...
+
+
 class ReplayMemory(Protocol):
     """The store, if its unrolls survive the learner."""
 
@@ -52,12 +62,14 @@ class Resumable:
     spec: EnvSpec
     algorithm: AlgorithmConfig  # resolved
     store: ReplayMemory | None = None  # None if its unrolls are not saved
+    league: SavedLeague | None = None  # None if there are no opponents
 
     def take(self, seconds: float, counts: Counts) -> Checkpoint:
         """Return a snapshot; `seconds` is how long the run has taken, `counts` what all ranks have counted."""
         tensors = {
             **self.learner.tensors(),
             "generator": self.generator.get_state(),
+            **(files.with_prefix("bank", self.league.tensors()) if self.league is not None else {}),
         }
         state = {
             "spec": encoded_spec(self.spec),
@@ -66,6 +78,7 @@ class Resumable:
             "seconds": seconds,
             **counts,
             "score": score_of(counts),
+            **({"league": self.league.state()} if self.league is not None else {}),
         }
         return Checkpoint(tensors, state, self.store.tensors() if self.store is not None else None)
 
@@ -78,6 +91,8 @@ class Resumable:
         self._expect_same_algorithm(state)
         load_weights(self.learner.model, checkpoint)
         self.learner.load(checkpoint.tensors)
+        if self.league is not None and "league" in state:
+            self.league.load(state["league"], files.without_prefix("bank", checkpoint.tensors))
         if is_first:
             self._restore_generator(checkpoint, say)
             self._restore_store(checkpoint, say)
@@ -178,12 +193,12 @@ def chosen_checkpoint(run: Path, which: str, warn: Callable[[str], None]) -> Che
     raise ConfigError(f"checkpoint={which} is neither a checkpoint's directory nor one of {known}")
 
 
-def initial_weights(source: str, warn: Callable[[str], None]) -> Checkpoint:
-    """Load the checkpoint that `init_from` names, or the newest of the run directory that it names."""
+def initial_weights(source: str, warn: Callable[[str], None], setting: str = "init_from") -> Checkpoint:
+    """Load the checkpoint that a setting names, or the newest of the run directory that it names."""
     path = Path(source)
     if (path / files.MANIFEST).exists():
         return files.load(path)
     checkpoint = files.load_newest(path / "checkpoints", warn)
     if checkpoint is None:
-        raise ConfigError(f"init_from={source} is neither a checkpoint nor a run directory with one")
+        raise ConfigError(f"{setting}={source} is neither a checkpoint nor a run directory with one")
     return checkpoint

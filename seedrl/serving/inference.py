@@ -10,14 +10,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from seedrl.actions import Actions
+from seedrl.bank import CURRENT
 from seedrl.columns import Record, RowIndices
 from seedrl.device import upload
 from seedrl.metrics import DROPPED_UNROLLS, ServingMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.rows import RESET
+from seedrl.serving.league import League
+from seedrl.serving.mixture import forward_each
 from seedrl.serving.seats import Seats
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import NOBODY, FinishedEpisodes, Indices, Slots
@@ -54,8 +57,9 @@ class Inference:
         on_episodes: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         fraction: Callable[[], float] = lambda: 0.0,
+        league: League | None = None,
     ) -> None:
-        """`on_evaluated` is called with the episodes that end in seats that are not trained on, else `on_episodes`.
+        """`on_episodes` is called with episodes that end in seats that are trained on, `on_evaluated` with others.
 
         `fraction` is how much of the run is over, for schedules of exploration.
         """
@@ -72,6 +76,7 @@ class Inference:
         self._on_episodes = on_episodes
         self._on_evaluated = on_evaluated
         self._fraction = fraction
+        self._league = league  # if some seats are those of opponents
         self._full = np.zeros(0, np.int64)  # slots whose unroll is complete and not handed over yet
 
     @torch.inference_mode()
@@ -106,7 +111,10 @@ class Inference:
             upload(reset, self._device),
         )
         timer.lap("copy")
-        output, next_core_state, version = self._forward(inputs, core_state)
+        if self._seats.any_opponents:
+            output, next_core_state, version = self._forward_all(batch.slots, resets, inputs, core_state)
+        else:
+            output, next_core_state, version = self._forward(inputs, core_state)
         if self._seats.is_moving:
             self._seats.follow(self._fraction())
         if self._seats.any_explores:
@@ -198,8 +206,22 @@ class Inference:
 
     def _forward(self, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor, int]:
         with self._policy.read() as (model, version):
-            output, core_state = model(inputs.tree_map(lambda tensor: tensor.unsqueeze(0)), core_state)
-        return ModelOutput(output.logits.squeeze(0), output.value.squeeze(0)), core_state, version
+            return *_run(model, inputs, core_state), version
+
+    def _forward_all(
+        self, slots: Indices, resets: Indices, inputs: ModelInput, core_state: Tensor
+    ) -> tuple[ModelOutput, Tensor, int]:
+        """Let the league choose opponents where games begin; then run the policies that act in these rows."""
+        league = self._league
+        assert league is not None
+        league.begin(resets)
+
+        def forward(number: int, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+            if number == CURRENT:
+                return self._forward(inputs, core_state)[:2]
+            return _run(league.model_of(number), inputs, core_state)
+
+        return *forward_each(self._seats.entry[slots], inputs, core_state, forward), self._policy.version
 
     def _count(self, batch: HostBatch, reset: NDArray[np.bool_]) -> None:
         finished = self._slots.count_episodes(batch.slots, batch.reward, batch.flags)
@@ -207,10 +229,12 @@ class Inference:
         rows = len(batch.slots)
         steps = rows - int(np.count_nonzero(reset))
         if not self._seats.all_trained:
-            finished = self._count_evaluation(finished)
-            evaluated = int(np.count_nonzero(~self._seats.is_trained[batch.slots] & ~reset))
-            metrics.eval_steps += evaluated
-            steps -= evaluated
+            finished = self._count_untrained(finished)
+            untrained = batch.slots[~self._seats.is_trained[batch.slots] & ~reset]
+            opponents = int(np.count_nonzero(self._seats.is_opponent[untrained]))
+            metrics.opponent_steps += opponents
+            metrics.eval_steps += len(untrained) - opponents
+            steps -= len(untrained)
             batch = batch._replace(reward=batch.reward * self._seats.is_trained[batch.slots])
         if len(finished.returns):
             metrics.returns.extend(finished.returns.tolist())
@@ -225,8 +249,11 @@ class Inference:
         metrics.batches += 1
         metrics.batch_rows.observe(rows)
 
-    def _count_evaluation(self, finished: FinishedEpisodes) -> FinishedEpisodes:
-        """Count the episodes of seats that are not trained on; return the others."""
+    def _count_untrained(self, finished: FinishedEpisodes) -> FinishedEpisodes:
+        """Count games against opponents and episodes of evaluation; return those of seats that are trained on."""
+        if self._league is not None:
+            finished = finished.where(~self._seats.is_opponent[finished.slots])
+            self._league.finish(finished)
         is_trained = self._seats.is_trained[finished.slots]
         if is_trained.all():
             return finished
@@ -259,6 +286,12 @@ class Noise:
             self._rest = self._actions.noise(max(rows, self._stock), self._generator)
         noise, self._rest = self._rest[:rows], self._rest[rows:]
         return noise
+
+
+def _run(model: nn.Module, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
+    """Run a model on one row of each slot [N, ...]."""
+    output, core_state = model(inputs.tree_map(lambda tensor: tensor.unsqueeze(0)), core_state)
+    return ModelOutput(output.logits.squeeze(0), output.value.squeeze(0)), core_state
 
 
 def _join(requests: list[Request]) -> HostBatch:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl.config import ExplorationConfig, LearnerConfig
-from seedrl.sizes import evaluation_envs
+from seedrl.sizes import evaluation_envs, opponent_envs, trained_envs
 
 Slots = NDArray[np.int64]
 
@@ -27,7 +27,7 @@ class Exploration(NamedTuple):
 
 ON_POLICY = Exploration()
 GREEDY = Exploration(temperature=0.0)
-CURRENT = "current"  # the policy that is being trained
+CURRENT, OPPONENT = "current", "opponent"  # the policy that is being trained; an entry of the bank, chosen per game
 
 
 class Order(NamedTuple):
@@ -67,7 +67,7 @@ CONSTANT = Schedule()
 
 
 class Seat(NamedTuple):
-    """The record of one slot. Rows of a seat that is not trained on are counted as evaluation."""
+    """The record of one slot. Rows of a seat that is neither trained on nor an opponent's count as evaluation."""
 
     policy: str = CURRENT
     is_trained: bool = True
@@ -76,15 +76,18 @@ class Seat(NamedTuple):
 
 
 EVALUATION = Seat(is_trained=False, exploration=GREEDY)
+OPPONENTS = Seat(OPPONENT, is_trained=False)
 
 
 def planned_seats(config: LearnerConfig) -> list[Seat]:
     """Return the seats of an actor's environments in a training run; those that are trained on form the ladder."""
-    own, evaluating = config.exploration, set(evaluation_envs(config))
-    last = max(1, config.actors.envs - len(evaluating) - 1)
+    own, evaluating, opponents = config.exploration, set(evaluation_envs(config)), set(opponent_envs(config))
+    last = max(1, trained_envs(config) - 1)
     seats, rung = [EVALUATION] * config.actors.envs, 0
     for env in range(config.actors.envs):
-        if env not in evaluating:
+        if env in opponents:
+            seats[env] = OPPONENTS
+        elif env not in evaluating:
             exponent = 1 + own.ladder * rung / last
             seats[env] = Seat(exploration=Exploration(own.temperature, own.epsilon**exponent), exponent=exponent)
             rung += 1
@@ -99,8 +102,11 @@ def final_exploration(config: ExplorationConfig) -> Exploration:
 class Seats:
     """The seats of all slots, as columns. Owned by the server thread."""
 
-    def __init__(self, count: int, schedule: Schedule = CONSTANT) -> None:
+    def __init__(self, count: int, schedule: Schedule = CONSTANT, players: int = 1) -> None:
         self.is_trained = np.ones(count, np.bool_)
+        self.is_opponent = np.zeros(count, np.bool_)
+        self.entry = np.zeros(count, np.int64)  # number of the bank's entry that acts; 0 for the current policy
+        self.rivals = np.zeros((count, players - 1), np.int64)  # slots of the other players of the simulation
         self.temperature = np.full(count, ON_POLICY.temperature, np.float32)
         self.epsilon = np.full(count, ON_POLICY.epsilon, np.float32)
         self._exponent = np.full(count, np.nan)  # of the scheduled epsilon; nan where epsilon stays as it is
@@ -112,14 +118,24 @@ class Seats:
     def assign(self, slots: Slots, seats: Sequence[Seat]) -> None:
         """Give slots the seats of a new session."""
         self.is_trained[slots] = [seat.is_trained for seat in seats]
+        self.is_opponent[slots] = [seat.policy == OPPONENT for seat in seats]
+        self.entry[slots] = 0
+        others = self.rivals.shape[1]
+        if others:
+            games = slots.reshape(-1, others + 1)
+            for player in range(others + 1):
+                self.rivals[games[:, player]] = np.delete(games, player, axis=1)
         self.temperature[slots] = [seat.exploration.temperature for seat in seats]
         self.epsilon[slots] = [seat.exploration.epsilon for seat in seats]
         self._exponent[slots] = [math.nan if seat.exponent is None else seat.exponent for seat in seats]
         self._apply_schedule()
 
     def explore(self, slots: Slots, temperature: float | None, epsilon: float | None) -> None:
-        """Change how slots explore, where values are given: no schedule changes them again. Evaluation stays greedy."""
-        changing = slots[self.is_trained[slots] | ~self.is_greedy[slots]]
+        """Change how slots explore, where values are given: no schedule changes them again. Evaluation stays greedy.
+
+        Opponents act as they do.
+        """
+        changing = slots[(self.is_trained[slots] | ~self.is_greedy[slots]) & ~self.is_opponent[slots]]
         if temperature is not None:
             self.temperature[changing] = temperature
         if epsilon is not None:
@@ -148,5 +164,6 @@ class Seats:
         is_on_policy = (self.temperature == ON_POLICY.temperature) & (self.epsilon == ON_POLICY.epsilon)
         self.explores = ~is_on_policy & (self.is_trained | ~self.is_greedy)
         self.all_trained = bool(self.is_trained.all())
+        self.any_opponents = bool(self.is_opponent.any())
         self.any_greedy = bool(self.is_greedy.any())
         self.any_explores = bool(self.explores.any())

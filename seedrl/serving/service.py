@@ -17,6 +17,7 @@ from seedrl.serving.balance import Balance
 from seedrl.serving.batch_loop import BatchLoop, Pauses
 from seedrl.serving.batcher import Batcher
 from seedrl.serving.inference import Inference
+from seedrl.serving.league import League
 from seedrl.serving.protocol import SessionProtocol
 from seedrl.serving.seats import Seat
 from seedrl.serving.server import Server
@@ -72,8 +73,9 @@ class InferenceService:
         on_episodes: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         fraction: Callable[[], float] = lambda: 0.0,
+        league: League | None = None,
     ) -> None:
-        """`fraction` is how much of the run is over."""
+        """`fraction` is how much of the run is over; `league` is needed if there are seats of opponents."""
         config, self._device = self.config, device
         self._inference = Inference(
             policy,
@@ -88,6 +90,7 @@ class InferenceService:
             on_episodes=on_episodes,
             on_evaluated=on_evaluated,
             fraction=fraction,
+            league=league,
         )
         self.batches = BatchLoop(self.batcher, self._inference, self._metrics, self._pauses, may_continue)
 

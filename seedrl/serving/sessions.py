@@ -219,7 +219,7 @@ class SessionTable:
 
     def __post_init__(self) -> None:
         slots = self.config.serving.max_slots
-        self.seats = Seats(slots, Schedule.of(self.config.exploration))
+        self.seats = Seats(slots, Schedule.of(self.config.exploration), self.config.env.players)
         self._free = list(range(slots))
 
     def superseded_by(self, hello: Hello) -> Session | None:
