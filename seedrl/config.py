@@ -427,6 +427,9 @@ class EvalConfig:
     episodes: int = key(100, "episodes per seed, divided among the environments in advance")
     seeds: int = key(1, "number of evaluations, each with different environment seeds")
     seed: int = key(1, "first of the seeds; they never coincide with those of training")
+    opponent: str = key(
+        "", "run or checkpoint directory that plays the other sides, or random; empty lets the run play all of them"
+    )
     greedy: bool = key(True, "choose the most likely action; false samples, as in training")
     envs: int = key(0, "environments per actor, at most the number of episodes; 0 for the run's setting")
     actors: int = key(1, "number of actor processes")

@@ -29,17 +29,21 @@ def has_league(config: LearnerConfig) -> bool:
     return config.env.players > 1 and (league.match is not Match.self or is_measured)
 
 
+def learner_envs(config: LearnerConfig) -> set[int]:
+    """Return the environments of an actor in which one player of each game is: another one in each simulation."""
+    players = config.env.players
+    return {env for env in range(config.actors.envs) if env % players == env // players % players}
+
+
 def opponent_envs(config: LearnerConfig) -> list[int]:
     """Return the environments of an actor in which opponents act: in each game all players but one.
 
-    The policy in training has another player in each simulation, so that it learns all sides. With league.match=self
-    only evaluation has opponents.
+    With league.match=self only evaluation has opponents.
     """
     if not has_league(config):
         return []
-    players, is_self = config.env.players, config.league.match is Match.self
-    envs = evaluation_envs(config) if is_self else range(config.actors.envs)
-    return [env for env in envs if env % players != env // players % players]
+    envs = evaluation_envs(config) if config.league.match is Match.self else range(config.actors.envs)
+    return sorted(set(envs) - learner_envs(config))
 
 
 def trained_envs(config: LearnerConfig) -> int:

@@ -1,7 +1,9 @@
 """The league: whose seat is an opponent's, who plays against whom, and what the results do to ratings."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,16 @@ from seedrl.bank import CURRENT, Bank
 from seedrl.config import ActorsConfig, EnvConfig, LeagueConfig, LearnerConfig, Match
 from seedrl.errors import ConfigError
 from seedrl.metrics import ServingMetrics
+from seedrl.monitoring.overview import league_words
+from seedrl.roles.evaluate import Quota, Round, games_of
+from seedrl.roles.policy_server import opponent_plan
 from seedrl.rows import RESET, TERMINATED
 from seedrl.run.budget import bank_copies
 from seedrl.serving.league import FIRST_ELO, League, expected_score
 from seedrl.serving.seats import EVALUATION, OPPONENTS, Seat, Seats, planned_seats
 from seedrl.serving.slots import FinishedEpisodes
 from seedrl.sizes import can_be_on_policy, trained_envs
+from seedrl.trained.card import opponents_table
 from seedrl.validation import check
 from tests.chaos.counting import ENV, STEP, CountingPool
 from tests.chaos.model import CountingModel, UnrollCheck
@@ -275,3 +281,57 @@ def test_run_answers_with_the_actions_of_each_entry() -> None:
         if rig.store.ready:
             rig.store.take(rig.store.ready, timeout=0)
     assert met == {0, 1, 2, 3, 4, 5}
+
+
+# Evaluation of one policy against another.
+
+
+def test_quota_counts_the_slots_of_one_side() -> None:
+    quota = Quota(7, 8, counted=lambda slot: slot % 2 == 0)
+    assert quota.wanted == [2, 0, 2, 0, 2, 0, 1, 0]
+    slots = np.arange(8).repeat(3)
+    quota.add(FinishedEpisodes(slots, np.where(slots % 2 == 0, 1.0, -1.0), np.full(24, 5)))
+    assert quota.is_full.is_set()
+    assert quota.returns == [1.0] * 7
+
+
+def test_report_has_the_shares_of_results() -> None:
+    rounds = [Round(1, [1.0, 1.0, 0.0, -1.0], [3] * 4, 1.0, 0), Round(2, [2.0, 0.5, -3.0, 1.0], [3] * 4, 1.0, 0)]
+    assert games_of(rounds) == {"won": 0.625, "drawn": 0.125, "lost": 0.25}
+
+
+def test_random_opponents_draw_all_allowed_choices_alike() -> None:
+    config = settings(Match.self)
+    plan = opponent_plan(config, Seat(is_trained=False), "random")
+    assert [seat.policy for seat in plan[:4]] == ["current", "opponent", "opponent", "current"]
+    assert opponent_plan(config, EVALUATION, "") == [EVALUATION] * 12
+    spec = make_spec(num_actions=4)
+    rig = Rig(spec, slots=12, players=2, league=LeagueConfig(match=Match.fixed))
+    session, chosen = rig.join(range(12), plan), []
+    for _ in range(200):
+        (action,) = rig.run(rig.request(session, make_rows(np.ones((12, 2), np.float32) * 9, RESET)))
+        chosen += action[[seat.policy == "opponent" for seat in plan]].tolist()
+    counts = np.bincount(chosen, minlength=4)
+    assert np.abs(counts - 300).max() < 75  # five standard deviations
+
+
+# What people see.
+
+
+def test_card_has_a_table_of_the_results_against_each_opponent(tmp_path: Path) -> None:
+    games = Games(Match.uniform, snapshots=2)
+    games.play(20, {1: 1.0, 2: -1.0})
+    newest = tmp_path / "checkpoints/000000001000"
+    newest.mkdir(parents=True)
+    (newest / "state.json").write_text(json.dumps({"league": games.league.state()}))
+    shown = "\n".join(opponents_table(newest))
+    won, lost = games.metrics.games["won"], games.metrics.games["lost"]
+    assert f"an Elo rating of {games.league.elo:,.0f}" in shown
+    assert f"`update 0` | won {won}, drawn 0, lost 0" in shown
+    assert f"`update 1` | won 0, drawn 0, lost {lost}" in shown
+    assert list(opponents_table(None)) == []
+
+
+def test_status_says_how_the_policy_does_against_the_bank() -> None:
+    row = {"elo": 1234.5, "win_rate": 0.61, "bank_entries": 4.0, "games": 5000.0}
+    assert league_words(row) == "Elo 1,234, score 61% against 4 policies of the bank, 5,000 games"

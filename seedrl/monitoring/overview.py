@@ -143,6 +143,14 @@ def _before_returns(row: dict[str, float]) -> str:
     return f"– (no episode has ended{reward})"
 
 
+def league_words(row: dict[str, float]) -> str:
+    """Return how the policy does against the bank, in words."""
+    return (
+        f"Elo {row['elo']:,.0f}, score {row['win_rate']:.0%} against {row['bank_entries']:.0f} policies of the bank, "
+        f"{row['games']:,.0f} games"
+    )
+
+
 def _learner_lines(status: Status) -> list[str]:
     row = status.row
     who = Identity("learner", status.rank, status.ranks, node=status.node)
@@ -163,6 +171,8 @@ def _learner_lines(status: Status) -> list[str]:
         ]
     if "limit/learner" in row:
         lines.append(f"│  {replay_words(row)}")
+    if "elo" in row:
+        lines.append(f"│  {league_words(row)}")
     if "exploration/epsilon" in row:
         lines.append(f"│  {exploration_words(row)}")
     if status.metrics_address:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from seedrl.config import EvalConfig
-from seedrl.errors import SeedrlError
+from seedrl.errors import SeedrlError, require
 from seedrl.launching.actors import start_actor
 from seedrl.launching.children import LastWords, Process
 from seedrl.monitoring.statistics import bootstrap, iqm
@@ -28,6 +28,7 @@ from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import write_atomically
 from seedrl.run.snapshot import chosen_checkpoint
 from seedrl.serving.slots import FinishedEpisodes
+from seedrl.sizes import learner_envs
 from seedrl.validation import check_eval
 from seedrl.wire.messages import Command
 
@@ -38,10 +39,13 @@ MOST_DRAWS = 20_000_000  # episodes drawn for an interval, of all resamples toge
 
 
 class Quota:
-    """A fixed number of first episodes of every slot. Filled by the server thread, read by any thread."""
+    """A fixed number of first episodes of every slot that counts. Filled by the server thread, read by any thread."""
 
-    def __init__(self, episodes: int, slots: int) -> None:
-        self.wanted = [episodes // slots + (slot < episodes % slots) for slot in range(slots)]
+    def __init__(self, episodes: int, slots: int, counted: Callable[[int], bool] = lambda slot: True) -> None:
+        own = [slot for slot in range(slots) if counted(slot)]
+        number = {slot: at for at, slot in enumerate(own)}
+        least, more = divmod(episodes, len(own))
+        self.wanted = [least + (number[slot] < more) if slot in number else 0 for slot in range(slots)]
         self._returns: list[list[float]] = [[] for _ in range(slots)]
         self._lengths: list[list[int]] = [[] for _ in range(slots)]
         self._missing = episodes
@@ -152,11 +156,18 @@ def evaluate(
     settings.serving.max_slots = config.actors * settings.actors.envs
     settings.actors.count = config.actors
     settings.device, settings.threads = config.device, config.threads
-    quota = Quota(config.episodes, settings.serving.max_slots)
+    own, envs = learner_envs(settings), settings.actors.envs
+    quota = Quota(config.episodes, settings.serving.max_slots, lambda slot: not config.opponent or slot % envs in own)
     with tempfile.TemporaryDirectory(prefix="seedrl-") as private:
         settings.listen = f"unix:{private}/eval.sock"
         deployment = PolicyServer(
-            settings, checkpoint, greedy=config.greedy, seed=seed, say=lambda _: None, on_evaluated=quota.add
+            settings,
+            checkpoint,
+            greedy=config.greedy,
+            seed=seed,
+            say=lambda _: None,
+            on_evaluated=quota.add,
+            opponent=config.opponent,
         )
         actors: list[Process] = []
         try:
@@ -174,7 +185,9 @@ def envs_of(config: EvalConfig) -> int:
     """Return the environments per actor, at most the number of its episodes, and whole simulations."""
     settings = settings_of(config.run)
     wanted, players = config.envs or settings.actors.envs, settings.env.players
-    return max(1, min(wanted, config.episodes // config.actors) // players) * players
+    require(players > 1 or not config.opponent, f"opponent={config.opponent} needs several players, and there is one")
+    counted = players if config.opponent else 1  # environments for one that counts
+    return max(1, min(wanted, counted * config.episodes // config.actors) // players) * players
 
 
 def _wait(
@@ -218,9 +231,17 @@ def report_of(config: EvalConfig, checkpoint: Checkpoint, rounds: list[Round]) -
         "updates": checkpoint.state["learning"]["updates"],
         "greedy": config.greedy,
         "episodes": config.episodes,
+        **({"opponent": config.opponent, "games": games_of(rounds)} if config.opponent else {}),
         "score": asdict(Score.of([value for each in rounds for value in each.returns])),
         "seeds": [asdict(each) for each in rounds],
     }
+
+
+def games_of(rounds: list[Round]) -> dict[str, float]:
+    """Return the shares of games that were won, drawn and lost: those with a positive, no and a negative return."""
+    returns = np.array([value for each in rounds for value in each.returns])
+    results = {"won": returns > 0, "drawn": returns == 0, "lost": returns < 0}
+    return {name: float(found.mean()) for name, found in results.items()}
 
 
 def write_report(config: EvalConfig, report: dict[str, Any]) -> Path:
@@ -240,6 +261,9 @@ def _words(report: dict[str, Any], path: Path) -> str:
     for each in report["seeds"]:
         length = float(np.mean(each["lengths"]))
         lines.append(f"  seed {each['seed']:<6} {Score(**each['score'])}, {length:.0f} steps each")
+    if "opponent" in report:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in report["games"].items())
+        lines.append(f"  against     {report['opponent']}: {shares}")
     if len(report["seeds"]) > 1:
         lines.append(f"  all         {Score(**report['score'])}")
     return "\n".join([*lines, f"  saved in    {path}"])

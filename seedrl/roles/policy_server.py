@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from seedrl.actions import Actions
-from seedrl.config import ActorsConfig, LearnerConfig, ServingConfig
+from seedrl.bank import Bank
+from seedrl.config import ActorsConfig, LeagueConfig, LearnerConfig, Match, ServingConfig
 from seedrl.device import choose_device, learning_stream
 from seedrl.errors import RunDirectoryError, ThreadDied
 from seedrl.metrics import ServingMetrics
@@ -20,17 +21,19 @@ from seedrl.models.base import core_size_of
 from seedrl.models.build import build_run_model
 from seedrl.monitoring.reporting import actor_status
 from seedrl.policy import Policy
+from seedrl.roles.opponents import add_opponent
 from seedrl.run.budget import check_budget, serving_budget
 from seedrl.run.checkpoint import Checkpoint
 from seedrl.run.directory import RunDirectory
 from seedrl.run.snapshot import load_weights, spec_of
 from seedrl.run.stopping import Stop
 from seedrl.selection.fifo import Fifo
-from seedrl.serving.seats import GREEDY, Seat, final_exploration
+from seedrl.serving.league import League
+from seedrl.serving.seats import GREEDY, ON_POLICY, OPPONENTS, Exploration, Seat, final_exploration
 from seedrl.serving.service import InferenceService
 from seedrl.serving.sessions import session_seed
 from seedrl.serving.slots import FinishedEpisodes
-from seedrl.sizes import torch_threads
+from seedrl.sizes import learner_envs, torch_threads
 from seedrl.status import Status, Verdict
 from seedrl.store import Store, StoreSizes
 from seedrl.tracebacks import failed
@@ -38,6 +41,8 @@ from seedrl.validation import check
 from seedrl.version import __version__
 from seedrl.wire.messages import Command
 
+RANDOM = "random"  # the opponent that draws every choice with the same probability
+AT_RANDOM = Exploration(epsilon=1.0)
 STOP_SECONDS = 8.0  # for the last batch
 DEPLOYED = 2**31  # a part of seeds that no training has
 
@@ -54,7 +59,9 @@ class PolicyServer:
         seed: int,
         say: Callable[[str], None],
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
+        opponent: str = "",
     ) -> None:
+        """`opponent` is a run or checkpoint directory, or `random`, that has all seats but one of each game."""
         check(config)
         self._config = config
         self._began = time.monotonic()
@@ -66,7 +73,7 @@ class PolicyServer:
         self.inference = InferenceService(
             config,
             self.metrics,
-            plan=[Seat(is_trained=False, exploration=exploration)] * config.actors.envs,
+            plan=opponent_plan(config, Seat(is_trained=False, exploration=exploration), opponent),
             job_seed=partial(session_seed, seed, DEPLOYED),
             on_failure=self._failed,
             say=say,
@@ -76,9 +83,11 @@ class PolicyServer:
         self._spec = spec_of(checkpoint)
         self.inference.sessions.agree(self._spec)
         with learning_stream(self.device):
-            self._build(checkpoint, seed, on_evaluated)
+            self._build(checkpoint, seed, on_evaluated, opponent)
 
-    def _build(self, checkpoint: Checkpoint, seed: int, on_evaluated: Callable[[FinishedEpisodes], None]) -> None:
+    def _build(
+        self, checkpoint: Checkpoint, seed: int, on_evaluated: Callable[[FinishedEpisodes], None], opponent: str
+    ) -> None:
         config, device, spec = self._config, self.device, self._spec
         torch.set_num_threads(torch_threads(config))
         actions = Actions(spec, config.model.squash)
@@ -96,7 +105,17 @@ class PolicyServer:
             generator=torch.Generator(device).manual_seed(seed),
             device=device,
             on_evaluated=on_evaluated,
+            league=self._league(opponent, seed) if opponent else None,
         )
+
+    def _league(self, opponent: str, seed: int) -> League:
+        """Return a league in which one policy plays against another; a random one needs no weights of its own."""
+        bank = Bank(self._model, snapshots=1, every=0)
+        if opponent != RANDOM:
+            stack = self._config.env.frame_stack
+            add_opponent(bank, "opponent", opponent, self._spec, self._model, stack, warn=lambda words: None)
+        settings = LeagueConfig(match=Match.fixed, opponents=[opponent])
+        return League(settings, bank, self.inference.sessions.seats, self.metrics, seed)
 
     def start(self) -> str:
         """Start serving; return the address."""
@@ -157,6 +176,12 @@ class PolicyServer:
         """A thread that dies takes the process with it."""
         name = threading.current_thread().name
         self.stop.fail(failed(ThreadDied, f"thread {name} died", error))
+
+
+def opponent_plan(config: LearnerConfig, seat: Seat, opponent: str) -> list[Seat]:
+    """Return the seats of an actor: one of each game is the policy's, another one in each simulation."""
+    other = OPPONENTS._replace(exploration=AT_RANDOM if opponent == RANDOM else ON_POLICY)
+    return [seat if not opponent or env in learner_envs(config) else other for env in range(config.actors.envs)]
 
 
 def settings_of(run: str, envs: int = 0) -> LearnerConfig:

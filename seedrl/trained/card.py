@@ -54,6 +54,7 @@ def card_of(run: RunDirectory, config: LearnerConfig) -> Iterator[str]:
     yield _opening(config, summary)
     yield from _pictures(run.path)
     yield from _section("Scores", _scores(summary, evaluations))
+    yield from _section("Opponents", opponents_table(newest))
     yield from _section("Environment and policy", _policy(config, newest))
     yield from _section("How to run it", _usage(run))
     yield from _section("How it was made", _making(config, summary))
@@ -125,11 +126,31 @@ def _evaluation(report: Json) -> Iterator[tuple[str, str]]:
         score, seeds = report["score"], len(report["seeds"])
         manner = "acting greedily" if report["greedy"] else "sampling"
         over = f"{score['episodes']:,} episodes" + (f" of {seeds} seeds" if seeds > 1 else "")
+        if "opponent" in report:
+            over += f" against {report['opponent']}, {report['games']['won']:.1%} of them won"
         yield (
             f"evaluation after {report['env_steps']:,} steps, {manner}, {over}",
             f"{score['mean']:,.4g} ± {score['std']:,.3g} (median {score['median']:,.4g}, "
             f"IQM {score['iqm']:,.4g} [{score['iqm_low']:,.4g}, {score['iqm_high']:,.4g}])",
         )
+
+
+def opponents_table(newest: Path | None) -> Iterator[str]:
+    """Yield the pay-off table against the policies of the bank, if there were games."""
+    league = _json(newest / files.STATE).get("league", {}) if newest is not None else {}
+    payoffs = [each for each in league.get("payoffs", {}).values() if each["won"] + each["drawn"] + each["lost"]]
+    if payoffs:
+        yield f"The policy has an Elo rating of {league['elo']:,.0f}; the first snapshot has 1,000."
+        yield ""
+        rows = [
+            (
+                f"`{each['name']}`",
+                f"won {each['won']:,}, drawn {each['drawn']:,}, lost {each['lost']:,}, recent score {each['rate']:.0%} "
+                f"against an Elo rating of {each['elo']:,.0f}",
+            )
+            for each in payoffs
+        ]
+        yield from _table(("opponent", "games"), rows)
 
 
 def _policy(config: LearnerConfig, newest: Path | None) -> Iterator[str]:
