@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from seedrl.actions import Actions
 from seedrl.config import Activation, EnvConfig, LearnerConfig, ModelConfig
 from seedrl.errors import ConfigError
-from seedrl.models.base import ActorCritic, LstmCore, Masked, PopArt, core_size_of, popart_of
+from seedrl.models.base import ActorCritic, Masked, PopArt, core_size_of, popart_of
 from seedrl.models.build import Encoders, build_model, build_run_model
 from seedrl.models.check import sample_input
+from seedrl.models.cores import LstmCore
 from seedrl.models.images import Centre, GridEncoder, ImageEncoder
 from seedrl.models.mlp import MlpEncoder, Normalize
 from seedrl.models.statistics import RunningMoments, apply_statistics, discard_statistics

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
+from seedrl.models.cores import GruCore, LstmCore
 from seedrl.models.statistics import RunningMoments
 from seedrl.specs import ArraySpec, CategoricalSpec, EnvSpec, tree_map
 from seedrl.types import ModelInput, ModelOutput, Observation
@@ -97,44 +98,6 @@ class ActorCritic(nn.Module):
     def _past(self, inputs: ModelInput) -> Tensor:
         """Return what a recurrent core sees besides the observation: the last action and the clipped reward."""
         return torch.cat([self._actions.features(inputs.last_action), inputs.reward.clamp(-1, 1).unsqueeze(-1)], dim=-1)
-
-
-class LstmCore(nn.Module):
-    """An LSTM over time. Its state is one vector [B, 2 * units] and restarts from zeros at every reset row."""
-
-    def __init__(self, inputs: int, units: int) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(inputs, units)
-        with torch.no_grad():
-            nn.init.orthogonal_(self.cell.weight_ih, gain=math.sqrt(2))
-            nn.init.orthogonal_(self.cell.weight_hh)
-            self.cell.bias_ih[units : 2 * units] = (
-                1.0  # the forget gate: with 0 the state would be halved in every step
-            )
-
-    def forward(self, features: Tensor, reset: Tensor, core_state: Tensor) -> tuple[Tensor, Tensor]:
-        hidden, cell = core_state.chunk(2, dim=-1)
-        outputs = []
-        for feature, reset_t in zip(features, reset.unsqueeze(-1), strict=True):
-            # Filled rather than multiplied by zero, which would keep a NaN for ever.
-            hidden, cell = self.cell(feature, (hidden.masked_fill(reset_t, 0), cell.masked_fill(reset_t, 0)))
-            outputs.append(hidden)
-        return torch.stack(outputs), torch.cat([hidden, cell], dim=-1)
-
-
-class GruCore(nn.Module):
-    """A GRU over time. Its state is one vector [B, units] and restarts from zeros at every reset row."""
-
-    def __init__(self, inputs: int, units: int) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(inputs, units)
-
-    def forward(self, features: Tensor, reset: Tensor, core_state: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = []
-        for feature, reset_t in zip(features, reset.unsqueeze(-1), strict=True):
-            core_state = self.cell(feature, core_state.masked_fill(reset_t, 0))
-            outputs.append(core_state)
-        return torch.stack(outputs), core_state
 
 
 class ActionCritic(nn.Module):

@@ -50,7 +50,7 @@ def batch_costs(config: ModelConfig, spec: EnvSpec, requests: int, seats: list[S
     [
         (ModelConfig(name="nature"), IMAGE, 1, None, Cost(1, 0, 5, 26), Cost(1, 0, 7, 32)),
         (ModelConfig(name="nature"), IMAGE, 16, None, Cost(1, 0, 20, 41), Cost(1, 0, 22, 47)),
-        (ModelConfig(name="nature", lstm=8), IMAGE, 4, None, Cost(1, 0, 10, 52), Cost(1, 0, 15, 62)),
+        (ModelConfig(name="nature", lstm=8), IMAGE, 4, None, Cost(1, 0, 10, 50), Cost(1, 0, 15, 60)),
         (ModelConfig(name="nature"), IMAGE, 4, EXPLORING, Cost(1, 0, 10, 62), Cost(1, 0, 14, 74)),
         (ModelConfig(name="mlp"), VECTOR, 1, None, Cost(1, 0, 6, 25), Cost(1, 0, 8, 31)),
     ],
@@ -65,7 +65,7 @@ def test_batch_costs(
 
 @pytest.mark.parametrize(
     ("config", "train"),
-    [(ModelConfig(name="nature"), Cost(1, 0, 0, 355)), (ModelConfig(name="nature", lstm=8), Cost(1, 0, 0, 715))],
+    [(ModelConfig(name="nature"), Cost(1, 0, 0, 355)), (ModelConfig(name="nature", lstm=8), Cost(2, 0, 3, 692))],
     ids=["images", "memory"],
 )
 def test_update_costs(config: ModelConfig, train: Cost) -> None:
