@@ -72,7 +72,8 @@ class FullStore:
             place = self._store.columns.locate(entry, np.full(unrolls, t), age)
             self._store.columns.write_frames(place.frame, frames)
             record = Record(reward, np.zeros(unrolls, np.uint8), age, action, action, policy_version=np.array(0))
-            self._store.columns.write_rows(place, record, ModelOutput(torch.from_numpy(logits), torch.zeros(unrolls)))
+            self._store.columns.write_record(place, record)
+            self._store.columns.write_output(place, ModelOutput(torch.from_numpy(logits), torch.zeros(unrolls)))
 
     def update(self) -> int:
         unrolls = self._store.take(self._unrolls, timeout=0)

@@ -67,7 +67,8 @@ class FilledStore:
         for t in range(columns.rows):
             place = columns.locate(entry, nothing + t, age=nothing)
             columns.write_frames(place.frame, ones)
-            columns.write_rows(place, record, output)
+            columns.write_record(place, record)
+            columns.write_output(place, output)
 
     def _set_priorities(self) -> None:
         for _ in range(UNROLLS // self.batch_size):

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seedrl.actions import Actions
-from seedrl.device import upload
+from seedrl.device import Staging, upload
 from seedrl.rows import RESET, TERMINATED, TRUNCATED
-from seedrl.specs import Arrays, ArraySpec, EnvSpec, leaves, names, tree_map
+from seedrl.specs import Arrays, ArraySpec, EnvSpec, as_tree, leaves, names, tree_map
 from seedrl.types import ModelInput, ModelOutput, Observation, Recorded, Ticket, Unrolls, stack_frames
 
 Indices = NDArray[np.int64]
@@ -78,6 +78,8 @@ class Columns:
         self._next_core_state = torch.zeros(entries, core_size, device=memory)  # before the first row that is shared
         self._host = _zeros(Actions(spec), entries * self.rows)
         self._back = np.arange(frame_stack - 1, -1, -1)  # oldest frame first
+        self._rolling = Staging(memory)  # owned by the thread that writes
+        self._gathering = Staging(device)  # owned by the thread that reads
 
     @property
     def unroll_length(self) -> int:
@@ -94,8 +96,22 @@ class Columns:
         """Return the bytes they take on the host besides."""
         return sum(column.nbytes for column in self._host)
 
+    @property
+    def are_on_device(self) -> bool:
+        return self._memory == self._device
+
     def locate(self, entry: Indices, t: Indices, age: Indices) -> RowIndices:
-        """Return where rows t of entries are, all indices [N], uploaded at once.
+        """Return where rows t of entries are, uploaded at once; see `indices`."""
+        index = self.indices(entry, t, age)
+        return self.rows_at(index, upload(index, self._memory))
+
+    def rows_at(self, index: Indices, there: Tensor) -> RowIndices:
+        """Return what `indices` returned as such; `there` is the same where the columns are."""
+        n = len(index) // (2 + self.frame_stack)
+        return RowIndices(index[:n], there[:n], there[n : 2 * n], there[2 * n :])
+
+    def indices(self, entry: Indices, t: Indices, age: Indices) -> Indices:
+        """Return where rows t of entries are, all [N], as one array of everything that RowIndices has.
 
         `age` counts rows since the episode began, at most frame_stack-1: an older frame than the first of the
         episode is the first of the episode, as envpool's own stack_num has it.
@@ -106,8 +122,7 @@ class Columns:
         np.add(entry * self.rows, t, out=row)
         np.add(entry * self._frame_rows + (self.frame_stack - 1), t, out=frame)
         np.subtract(frame[:, np.newaxis], np.minimum(self._back, age[:, np.newaxis]), out=stack)
-        there = upload(index, self._memory)
-        return RowIndices(row, there[:n], there[n : 2 * n], there[2 * n :])
+        return index
 
     # Written by inference, one row of each of N entries at a time.
 
@@ -116,26 +131,45 @@ class Columns:
         for column, values in zip(leaves(self._frames), leaves(observation), strict=True):
             column.write(frame, values)
 
+    def upload_frames(self, frame: Tensor, observations: Sequence[Arrays], staging: Staging) -> Observation:
+        """Write the observations of several requests at once, to columns on an accelerator; return them joined."""
+        parts = zip(*(leaves(observation) for observation in observations), strict=True)
+        there = staging.upload_joined(list(parts))
+        for column, values in zip(leaves(self._frames), there, strict=True):
+            column.scatter(frame, values)
+        observation: Observation = as_tree(self._frames, there)
+        return observation
+
     def stacks(self, at: RowIndices) -> Observation:
         """Return the stacked observations [N, frame_stack * C, ...] of these rows, on the device."""
         return tree_map(lambda column: column.stacks(at.stack).to(self._device), self._frames)
 
-    def write_rows(self, at: RowIndices, record: Record, output: ModelOutput) -> None:
-        """Write everything but frames and core_state; all of it [N, ...]."""
+    def write_record(self, at: RowIndices, record: Record) -> None:
+        """Write what the host knows."""
         columns: Sequence[NDArray[Any]] = self._host
         for column, values in zip(columns, record, strict=True):
             column[at.host] = values
+
+    def write_output(self, at: RowIndices, output: ModelOutput) -> None:
+        """Write what the model made of the rows."""
         self._logits.index_copy_(0, at.row, output.logits.to(self._memory))
         self._value.index_copy_(0, at.row, output.value.to(self._memory))
 
-    def write_core_state(self, entry: Indices, t: Indices, core_state: Tensor) -> None:
-        """Keep the core_state [N, S] before rows t where an unroll begins, and where the next one will begin."""
-        if not core_state.shape[1]:
-            return
-        for column, row in ((self._core_state, 0), (self._next_core_state, self.rows - self.overlap)):
-            if (at := (t == row).nonzero()[0]).size:
-                before = core_state[upload(at, self._device)].to(self._memory)
-                column.index_copy_(0, upload(entry[at], self._memory), before)
+    def core_places(self, entry: Indices, t: Indices) -> list[Indices]:
+        """Return which of N rows t have a core_state to keep, and for which entries: as the first, and as the next."""
+        rows = [(t == row).nonzero()[0] for row in (0, self.rows - self.overlap)]
+        return [rows[0], entry[rows[0]], rows[1], entry[rows[1]]]
+
+    def keep_core_state(self, places: Sequence[Tensor], core_state: Tensor) -> None:
+        """Keep the core_state [N, S] where an unroll begins, and where the next one will; `core_places` says where."""
+        first, first_entry, following, next_entry = places
+        for column, rows, entry in (
+            (self._core_state, first, first_entry),
+            (self._next_core_state, following, next_entry),
+        ):
+            if len(rows):
+                entry = entry if self.are_on_device else entry.to(self._memory)
+                column.index_copy_(0, entry, core_state[rows].to(self._memory))
 
     def roll(self, finished: Indices, fresh: Indices) -> None:
         """Begin fresh entries with the last rows of finished ones, their frames and their core_state."""
@@ -143,18 +177,15 @@ class Columns:
         source, target = _spans(finished * self.rows + first, shared), _spans(fresh * self.rows, shared)
         for column in self._host:
             column[target] = column[source]
-        self._copy([self._logits, self._value], source, target)
-        frames = np.arange(self.frame_stack - 1 + self.overlap)
-        source, target = _spans(finished * self._frame_rows + first, frames), _spans(fresh * self._frame_rows, frames)
-        self._copy([column.words for column in leaves(self._frames)], source, target)
+        span = np.arange(self.frame_stack - 1 + self.overlap)
+        frames = _spans(finished * self._frame_rows + first, span), _spans(fresh * self._frame_rows, span)
+        rows_here, rows_there, frames_here, frames_there, here, there = self._rolling.upload(
+            source, target, *frames, finished, fresh
+        )
+        _copy([self._logits, self._value], rows_here, rows_there)
+        _copy([column.words for column in leaves(self._frames)], frames_here, frames_there)
         if self._core_state.shape[1]:
-            here, there = upload(np.stack((finished, fresh)), self._memory)
             self._core_state.index_copy_(0, there, self._next_core_state.index_select(0, here))
-
-    def _copy(self, columns: Sequence[Tensor], source: Indices, target: Indices) -> None:
-        here, there = upload(np.stack((source, target)), self._memory)
-        for column in columns:
-            column.index_copy_(0, there, column.index_select(0, here))
 
     # Whole unrolls, for checkpoints and recordings.
 
@@ -210,31 +241,40 @@ class Columns:
         row = entry * self.rows + time  # [T+1, B]
         t = np.broadcast_to(time, row.shape)
         record = Record(*(column[row] for column in self._host))
-        at = self.locate(np.broadcast_to(entry, row.shape).reshape(-1), t.reshape(-1), record.age.reshape(-1))
+        index = self.indices(np.broadcast_to(entry, row.shape).reshape(-1), t.reshape(-1), record.age.reshape(-1))
+        flags = ((record.flags & bit) != 0 for bit in (RESET, TERMINATED, TRUNCATED))
+        there, entries, reward, last_action, action, reset, terminated, truncated, weights = self._gathering.upload(
+            index, entry, record.reward, record.last_action, record.action, *flags, weight
+        )
+        if not self.are_on_device:
+            there, entries = torch.from_numpy(index), torch.from_numpy(entry)
+        at = self.rows_at(index, there)
 
         def rows(column: Tensor) -> Tensor:
             return column.index_select(0, at.row).view(*row.shape, *column.shape[1:]).to(self._device)
 
-        def flag(bit: int) -> Tensor:
-            return upload((record.flags & bit) != 0, self._device)
-
         return Unrolls(
             inputs=ModelInput(
                 observation=tree_map(lambda stacks: stacks.view(*row.shape, *stacks.shape[1:]), self.stacks(at)),
-                reward=upload(record.reward, self._device),
-                last_action=upload(record.last_action, self._device),
-                reset=flag(RESET),
+                reward=reward,
+                last_action=last_action,
+                reset=reset,
             ),
-            terminated=flag(TERMINATED),
-            truncated=flag(TRUNCATED),
-            action=upload(record.action, self._device),
+            terminated=terminated,
+            truncated=truncated,
+            action=action,
             behavior_logits=rows(self._logits),
             behavior_value=rows(self._value),
-            core_state=self._core_state.index_select(0, upload(entry, self._memory)).to(self._device),
-            weight=upload(weight, self._device),
+            core_state=self._core_state.index_select(0, entries).to(self._device),
+            weight=weights,
             policy_version=record.policy_version,
             ticket=ticket,
         )
+
+
+def _copy(columns: Sequence[Tensor], here: Tensor, there: Tensor) -> None:
+    for column in columns:
+        column.index_copy_(0, there, column.index_select(0, here))
 
 
 def _zeros(actions: Actions, rows: int) -> Record:
@@ -279,7 +319,11 @@ class Frames:
         if self._bytes is not None:  # by numpy, which moves whole rows, from any address
             self._bytes[frame.numpy()] = values.view(np.uint8)
         else:
-            self.words.index_copy_(0, frame, upload(values, self._device).view(self._word))
+            self.scatter(frame, upload(values, self._device))
+
+    def scatter(self, frame: Tensor, values: Tensor) -> None:
+        """Write frames [n, ...] that are where this memory is."""
+        self.words.index_copy_(0, frame, values.view(len(values), -1).view(torch.uint8).view(self._word))
 
     def stacks(self, stack: Tensor) -> Tensor:
         frames = self.words.index_select(0, stack).view(self._dtype)

@@ -6,7 +6,7 @@ everything that is trained is also built. The host runs ahead of both. On the CP
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from seedrl.errors import ConfigError
 
 ACCELERATORS = ["cuda"]  # kinds with streams, pinned memory and float64; ROCm has the same name
 HIGH = -1  # priority of a stream
+ALIGNMENT = 16  # bytes, of arrays that are copied together
 
 # Observations are used where gRPC put them, in memory that must not be written to, and nothing here writes to it.
 # torch warns of such memory once in a process: now.
@@ -58,7 +59,7 @@ def _number(wanted: str, kind: str, number: str, local_rank: int) -> int:
 
 def is_accelerator(device: torch.device) -> bool:
     """Return whether the device has a memory and streams of its own."""
-    return device.type != "cpu"
+    return device.type not in ("cpu", "meta")
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -111,3 +112,85 @@ def finish(device: torch.device) -> None:
     """Wait until the device has finished the work of this thread."""
     if is_accelerator(device):
         torch.get_device_module(device).current_stream(device).synchronize()
+
+
+class Staging:
+    """Moves several arrays to the device in one copy. Owned by one thread.
+
+    They are packed into one buffer of pinned memory, which is kept: pinning takes longer than copying. On the CPU
+    nothing is copied that need not be.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_copying = is_accelerator(device)
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._copied = torch.get_device_module(device).Event() if self._is_copying else None
+
+    def upload(self, *arrays: NDArray[Any]) -> list[Tensor]:
+        """Return the arrays as tensors on the device; on the CPU they share the memory."""
+        if not self._is_copying:
+            return [torch.from_numpy(array) for array in arrays]
+        return self.upload_joined([[array] for array in arrays])
+
+    def upload_joined(self, columns: Sequence[Sequence[NDArray[Any]]]) -> list[Tensor]:
+        """Return one tensor on the device for each column, whose parts [n, ...] are joined."""
+        if not self._is_copying:
+            return [torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)) for parts in columns]
+        starts = np.cumsum([0, *(_aligned(sum(part.nbytes for part in parts)) for parts in columns)])
+        buffer = self._free_buffer(int(starts[-1]))
+        for start, parts in zip(starts, columns, strict=False):
+            at = int(start)
+            for part in parts:
+                buffer[at : at + part.nbytes] = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+                at += part.nbytes
+        there = self._buffer[: int(starts[-1])].to(self._device, non_blocking=True)
+        assert self._copied is not None
+        self._copied.record(torch.get_device_module(self._device).current_stream(self._device))
+        return [_view(there, int(start), parts) for start, parts in zip(starts, columns, strict=False)]
+
+    def _free_buffer(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return pinned memory of at least this size from which nothing is being copied any more."""
+        assert self._copied is not None
+        self._copied.query() or self._copied.synchronize()
+        if len(self._buffer) < nbytes:
+            self._buffer = torch.empty(2 * nbytes, dtype=torch.uint8).pin_memory()
+        return self._buffer.numpy()
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _view(there: Tensor, start: int, parts: Sequence[NDArray[Any]]) -> Tensor:
+    """Return the part of a copied buffer that holds these arrays."""
+    rows, nbytes = sum(len(part) for part in parts), sum(part.nbytes for part in parts)
+    dtype = torch.from_numpy(np.empty(0, parts[0].dtype)).dtype
+    return there[start : start + nbytes].view(dtype).view(rows, *parts[0].shape[1:])
+
+
+class Download:
+    """Copies a tensor to the host while the device works on. Owned by one thread; holds one copy at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copied = torch.get_device_module(device).Event() if is_accelerator(device) else None
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._copy = self._buffer
+
+    def begin(self, tensor: Tensor) -> None:
+        """Copy a tensor as soon as it is computed."""
+        if self._copied is None:
+            self._copy = tensor
+            return
+        if len(self._buffer) < tensor.nbytes:
+            self._buffer = torch.empty(2 * tensor.nbytes, dtype=torch.uint8).pin_memory()
+        self._copy = self._buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        self._copy.copy_(tensor, non_blocking=True)
+        self._copied.record(torch.get_device_module(self._device).current_stream(self._device))
+
+    def wait(self) -> NDArray[Any]:
+        """Return the copy; it is overwritten by the next one."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._copy.numpy()

@@ -15,7 +15,7 @@ from seedrl.actions import Actions
 from seedrl.algorithms.base import networks_of
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.settings import AlgorithmConfig
-from seedrl.columns import Record
+from seedrl.columns import Indices, Record
 from seedrl.config import LearnerConfig, StopConfig
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
@@ -89,7 +89,7 @@ def record(
             output, core_state = model(row, core_state)
         nothing = np.zeros(unrolls, np.int64)
         place = store.columns.locate(entry, nothing + t, age=nothing)
-        store.columns.write_core_state(entry, nothing + t, before)
+        keep_core_state(store, entry, nothing + t, before)
         store.columns.write_frames(place.frame, row.observation[0].numpy())
         reset, ended = inputs.reset[t].numpy(), ends[t].numpy()
         known = Record(
@@ -100,8 +100,16 @@ def record(
             action=actions.choose(output.logits[0], torch.zeros(unrolls, actions.noise_size)).numpy(),
             policy_version=np.array(policy_version),
         )
-        store.columns.write_rows(place, known, ModelOutput(output.logits[0], output.value[0]))
+        store.columns.write_record(place, known)
+        store.columns.write_output(place, ModelOutput(output.logits[0], output.value[0]))
     store.commit(entry)
+
+
+def keep_core_state(store: Store, entry: Indices, t: Indices, core_state: Tensor) -> None:
+    """Keep the core_state before rows t, as inference does."""
+    if core_state.shape[1]:
+        places = store.columns.core_places(entry, t)
+        store.columns.keep_core_state([torch.from_numpy(place) for place in places], core_state)
 
 
 @dataclass

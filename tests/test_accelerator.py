@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[1]
     "names",
     [
         pytest.param(("test_budgets.py",), id="costs"),
-        pytest.param(("test_parity.py", "test_races.py"), id="parity and races", marks=pytest.mark.long),
+        pytest.param(
+            ("test_parity.py", "test_races.py", "test_staging.py"), id="parity and races", marks=pytest.mark.long
+        ),
     ],
 )
 def test_simulated_accelerator(names: tuple[str, ...]) -> None:

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from seedrl.device import after_serving, choose_device, finish, learning_stream, serving_stream, upload
+from seedrl.device import (
+    Download,
+    Staging,
+    after_serving,
+    choose_device,
+    finish,
+    learning_stream,
+    serving_stream,
+    upload,
+)
 from seedrl.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -71,3 +80,21 @@ def test_streams_cost_nothing_on_the_cpu() -> None:
     with learning_stream(CPU), serving_stream(CPU):
         after_serving(CPU)
         finish(CPU)
+
+
+def test_staging_on_the_cpu_copies_only_to_join() -> None:
+    first, second = np.zeros(2, np.float32), np.ones(1, np.float32)
+    staging = Staging(CPU)
+    (shared,) = staging.upload(first)
+    whole, alone = staging.upload_joined([[first, second], [second]])
+    first[1] = second[0] = 7
+    assert shared.tolist() == [0, 7]
+    assert whole.tolist() == [0, 0, 1]
+    assert alone.tolist() == [7]
+
+
+def test_download_from_the_cpu_is_the_same_memory() -> None:
+    download, tensor = Download(CPU), torch.zeros(2)
+    download.begin(tensor)
+    tensor[1] = 7
+    assert download.wait().tolist() == [0, 7]

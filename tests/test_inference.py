@@ -242,7 +242,7 @@ def test_run_new_session_on_same_slots_starts_afresh() -> None:
     old = rig.join([0, 1])
     rig.play(old, pool, steps=3)
     old.alive = False
-    before = rig.slots.core_state(old.lease.slots)
+    before = rig.slots.core_state(torch.from_numpy(old.lease.slots))
     fresh = FakePool(make_job(2), episode_length=100)
     rig.play(rig.join([0, 1]), fresh, steps=5)
 

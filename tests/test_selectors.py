@@ -214,7 +214,7 @@ def test_consecutive_unrolls_share_their_rows_frames_and_core_state(overlap: int
     before: list[torch.Tensor] = []  # the core_state before each row
     session = rig.join([0])
     for _ in range(steps):
-        before.append(rig.slots.core_state(np.zeros(1, np.int64))[0].clone())
+        before.append(rig.slots.core_state(torch.zeros(1, dtype=torch.int64))[0].clone())
         rows = pool.recv()
         (action,) = rig.run(rig.request(session, rows))
         pool.send(action, rows.env_id)

@@ -33,7 +33,7 @@ def locate(slots: Slots, which: np.ndarray, row_flags: np.ndarray) -> WritePosit
 
 
 def advance(slots: Slots, which: np.ndarray, action: int = 0) -> None:
-    slots.advance(which, np.full(len(which), action), torch.zeros(len(which), 0))
+    slots.advance(which, np.full(len(which), action))
 
 
 def test_last_action_is_the_one_before_and_zero_where_an_episode_begins() -> None:
@@ -45,8 +45,8 @@ def test_last_action_is_the_one_before_and_zero_where_an_episode_begins() -> Non
 
 def test_core_state_is_what_each_slot_remembered_last() -> None:
     slots = Slots(3, Actions(make_spec()), frame_stack=1, core_size=2, device=torch.device("cpu"))
-    slots.advance(indices(2, 0), indices(0, 0), torch.tensor([[2.0, 2.5], [0.0, 0.5]]))
-    assert slots.core_state(indices(0, 1, 2)).tolist() == [[0.0, 0.5], [0.0, 0.0], [2.0, 2.5]]
+    slots.keep_core_state(torch.tensor([2, 0]), torch.tensor([[2.0, 2.5], [0.0, 0.5]]))
+    assert slots.core_state(torch.tensor([0, 1, 2])).tolist() == [[0.0, 0.5], [0.0, 0.0], [2.0, 2.5]]
 
 
 def test_locate_fresh_slots_start_at_row_zero_of_their_own_entry() -> None:

@@ -18,6 +18,7 @@ from seedrl.selection.fifo import Fifo
 from seedrl.serving.sessions import Request, Session
 from seedrl.store import Store, StoreSizes
 from seedrl.types import ModelOutput, Ticket, Unrolls
+from tests.builders import keep_core_state
 from tests.fakes import make_spec
 from tests.rig import CPU, Rig, make_rows
 
@@ -54,9 +55,8 @@ def write(store: Store, entry: int, t: int, value: int, age: int = 0) -> None:
         action=np.array([value]),
         policy_version=np.array(value),
     )
-    store.columns.write_rows(
-        place, known, ModelOutput(logits=torch.full((1, 2), float(value)), value=torch.tensor([float(value)]))
-    )
+    store.columns.write_record(place, known)
+    store.columns.write_output(place, ModelOutput(torch.full((1, 2), float(value)), torch.tensor([float(value)])))
 
 
 def write_unroll(store: Store, entry: int, first: int) -> None:
@@ -93,7 +93,7 @@ def test_gather_gives_core_state_before_row_zero() -> None:
     store = make_store(core_size=2)
     entries, rows = np.array([3, 1, 3, 1]), np.array([0, 0, 1, 1])
     before = torch.tensor([[3.0, 3.5], [1.0, 1.5], [9.0, 9.5], [8.0, 8.5]])
-    store.columns.write_core_state(entries, rows, before)
+    keep_core_state(store, entries, rows, before)
     assert gathered(store, [1, 3]).core_state.tolist() == [[1.0, 1.5], [3.0, 3.5]]
 
 

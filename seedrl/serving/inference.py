@@ -5,7 +5,8 @@ stacked with the frames before it, exactly as training will.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from seedrl.actions import Actions
 from seedrl.bank import CURRENT
 from seedrl.columns import Record, RowIndices
-from seedrl.device import upload
+from seedrl.device import Download, Staging, is_accelerator, upload
 from seedrl.metrics import DROPPED_UNROLLS, ServingMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.rows import RESET
@@ -23,7 +24,7 @@ from seedrl.serving.league import League
 from seedrl.serving.mixture import forward_each
 from seedrl.serving.seats import Seats
 from seedrl.serving.sessions import Request, Session
-from seedrl.serving.slots import NOBODY, FinishedEpisodes, Indices, Slots
+from seedrl.serving.slots import NOBODY, FinishedEpisodes, Indices, Slots, WritePosition
 from seedrl.specs import Arrays, rows_of, tree_map
 from seedrl.store import Store
 from seedrl.types import ModelInput, ModelOutput, Observation
@@ -37,6 +38,18 @@ class HostBatch(NamedTuple):
     slots: Indices  # [N]
     reward: NDArray[np.float32]  # [N]
     flags: NDArray[np.uint8]  # [N]
+
+
+class Staged(NamedTuple):
+    """The small part of a batch on the device, uploaded at once."""
+
+    at: RowIndices
+    slots: Tensor  # [N]
+    reward: Tensor  # [N]
+    last_action: Tensor  # [N, ...]
+    reset: Tensor  # [N]  bool
+    exploration: Tensor  # [4, N]  temperature, epsilon, whether it explores, whether it is greedy; [4, 0] if none does
+    core_places: list[Tensor]  # see Columns.core_places
 
 
 class Inference:
@@ -72,6 +85,9 @@ class Inference:
         self._metrics = metrics
         self._noise = Noise(actions, generator)
         self._device = device
+        self._is_accelerator = is_accelerator(device)
+        self._small, self._frames = Staging(device), Staging(device)
+        self._download = Download(device)
         self._answer = answer
         self._on_episodes = on_episodes
         self._on_evaluated = on_evaluated
@@ -83,11 +99,13 @@ class Inference:
     def warm_up(self, rows: int) -> None:
         """Run a forward pass without a request: in the first one libraries choose and allocate. Records nothing."""
         first = np.zeros(rows, np.int64)
-        observation = self._columns.stacks(self._columns.locate(first, first, first))
-        reward = torch.zeros(rows, device=self._device)
-        last_action = upload(self._slots.last_action(first), self._device)
-        inputs = ModelInput(observation, reward, last_action, reward.bool())
-        self._forward(inputs.tree_map(torch.zeros_like), torch.zeros_like(self._slots.core_state(first)))
+        nothing = HostBatch(first, np.zeros(rows, np.float32), np.zeros(rows, np.uint8))
+        position, last_action = WritePosition(first, first, first), self._slots.last_action(first)
+        staged = self._stage(nothing, nothing.flags != 0, position, last_action)
+        observation = self._columns.stacks(staged.at)
+        inputs = ModelInput(observation, staged.reward, staged.last_action, staged.reset)
+        core_state = torch.zeros_like(self._slots.core_state(staged.slots))
+        self._forward(inputs.tree_map(torch.zeros_like), core_state)
 
     @torch.inference_mode()
     def run(self, requests: list[Request]) -> None:
@@ -100,55 +118,72 @@ class Inference:
             for request in requests:  # a new session takes its slots over with the first row of each
                 self._claim(request.slots, request.session.id)
         position = self._slots.locate(batch.slots, resets)
-        at = self._columns.locate(*position)
-        core_state = self._slots.core_state(batch.slots)
         last_action = self._slots.last_action(batch.slots)
+        if self._seats.is_moving:
+            self._seats.follow(self._fraction())
+        staged = self._stage(batch, reset, position, last_action)
         timer.lap("stage")
-        inputs = ModelInput(
-            self._observe(requests, at),
-            upload(batch.reward, self._device),
-            upload(last_action, self._device),
-            upload(reset, self._device),
-        )
+        observation = self._observe(requests, staged.at)
+        inputs = ModelInput(observation, staged.reward, staged.last_action, staged.reset)
+        core_state = self._slots.core_state(staged.slots)
         timer.lap("copy")
         if self._seats.any_opponents:
             output, next_core_state, version = self._forward_all(batch.slots, resets, inputs, core_state)
         else:
             output, next_core_state, version = self._forward(inputs, core_state)
-        if self._seats.is_moving:
-            self._seats.follow(self._fraction())
         if self._seats.any_explores:
-            output = output._replace(logits=self._explored(batch.slots, output.logits))
-        action = self._actions.choose(output.logits, self._noise_for(batch.slots)).cpu().numpy()
+            output = output._replace(logits=self._explored(output.logits, staged.exploration))
+        noise = self._noise_for(len(batch.slots), staged.exploration)
+        self._download.begin(self._actions.choose(output.logits, noise))
+        keep = partial(self._keep, staged, output, core_state, next_core_state)
+        if self._is_accelerator:  # which works on while the host waits for the actions
+            keep()
+        action = self._download.wait()
         timer.lap("forward")
         self._answer(_split(requests, self._actions.to_env(action)))
         self._count_answers(requests, version, timer.lap("reply"))
 
+        if not self._is_accelerator:
+            keep()
         record = Record(batch.reward, batch.flags, position.age, last_action, action, np.array(version))
-        self._columns.write_rows(at, record, output)
-        self._columns.write_core_state(position.entry, position.t, core_state)
-        self._slots.advance(batch.slots, action, next_core_state)
+        self._columns.write_record(staged.at, record)
+        self._slots.advance(batch.slots, action)
         self._count(batch, reset)
         full = batch.slots[position.t == self._columns.unroll_length]
         if len(full):
             self._full = full if self._seats.all_trained else self._recycle_untrained(full)
         timer.lap("record")
 
-    def _explored(self, slots: Indices, logits: Tensor) -> Tensor:
+    def _stage(
+        self, batch: HostBatch, reset: NDArray[np.bool_], position: WritePosition, last_action: NDArray[Any]
+    ) -> Staged:
+        """Upload everything that is known of a batch before it runs, but its observations."""
+        columns, seats = self._columns, self._seats
+        index = columns.indices(*position)
+        places = columns.core_places(position.entry, position.t) if columns.core_size else []
+        there, slots, reward, action_before, is_reset, exploration, *core_places = self._small.upload(
+            index, batch.slots, batch.reward, last_action, reset, seats.columns(batch.slots), *places
+        )
+        at = columns.rows_at(index, there if columns.are_on_device else torch.from_numpy(index))
+        return Staged(at, slots, reward, action_before, is_reset, exploration, core_places)
+
+    def _keep(self, staged: Staged, output: ModelOutput, core_state: Tensor, next_core_state: Tensor) -> None:
+        """Write what the model made of a batch to the store and the slots."""
+        self._columns.write_output(staged.at, output)
+        if staged.core_places:
+            self._columns.keep_core_state(staged.core_places, core_state)
+            self._slots.keep_core_state(staged.slots, next_core_state)
+
+    def _explored(self, logits: Tensor, exploration: Tensor) -> Tensor:
         """Return the logits that actions are really drawn from, so that those are recorded."""
-        seats = self._seats
-        columns = np.stack((seats.temperature[slots], seats.epsilon[slots], seats.explores[slots]))
-        temperature, epsilon, explores = upload(columns, self._device)
+        temperature, epsilon, explores, _ = exploration
         explored = self._actions.explored(logits, temperature, epsilon)
         return torch.where(explores.bool().unsqueeze(-1), explored, logits)
 
-    def _noise_for(self, slots: Indices) -> Tensor:
+    def _noise_for(self, rows: int, exploration: Tensor) -> Tensor:
         """Draw the noise that actions are sampled with; without noise the most likely action is chosen."""
-        noise = self._noise.draw(len(slots))
-        if not self._seats.any_greedy:
-            return noise
-        is_greedy = self._seats.is_greedy[slots]
-        return noise.masked_fill(upload(is_greedy, self._device).unsqueeze(-1), 0.0)
+        noise = self._noise.draw(rows)
+        return noise.masked_fill(exploration[3].bool().unsqueeze(-1), 0.0) if self._seats.any_greedy else noise
 
     def _recycle_untrained(self, full: Indices) -> Indices:
         """Let slots that are not trained on continue at the beginning of their own entry; return the other slots."""
@@ -195,6 +230,10 @@ class Inference:
 
     def _observe(self, requests: list[Request], at: RowIndices) -> Observation:
         """Move the observations into the store; return them stacked [N, ...]."""
+        if self._is_accelerator and self._columns.are_on_device:
+            observations = [request.content.observation for request in requests]
+            joined = self._columns.upload_frames(at.frame, observations, self._frames)
+            return joined if self._columns.frame_stack == 1 else self._columns.stacks(at)
         start = 0
         for request in requests:
             self._columns.write_frames(at.frame[start : start + request.rows], request.content.observation)

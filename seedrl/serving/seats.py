@@ -15,6 +15,7 @@ from seedrl.sizes import evaluation_envs, opponent_envs, trained_envs
 
 Slots = NDArray[np.int64]
 
+NOTHING_DIFFERS = np.zeros((4, 0), np.float32)
 POINTS = 1000  # of a run at which scheduled values change
 
 
@@ -142,6 +143,13 @@ class Seats:
             self.epsilon[changing] = epsilon
             self._exponent[changing] = math.nan
         self._note_common_cases()
+
+    def columns(self, slots: Slots) -> NDArray[np.float32]:
+        """Return temperature, epsilon, whether it explores and whether it is greedy [4, N]; [4, 0] if none differs."""
+        if not self.any_explores and not self.any_greedy:
+            return NOTHING_DIFFERS
+        columns = (self.temperature[slots], self.epsilon[slots], self.explores[slots], self.is_greedy[slots])
+        return np.stack(columns, dtype=np.float32)
 
     def follow(self, fraction: float) -> None:
         """Let epsilon follow its schedule; `fraction` is how much of the run is over. To be called for every batch."""

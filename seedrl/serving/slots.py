@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seedrl.actions import Actions
-from seedrl.device import upload
 from seedrl.rows import ENDED, LIFE, RESET
 
 Indices = NDArray[np.int64]
@@ -74,18 +73,21 @@ class Slots:
         """Return the action taken before, which is 0 where an episode begins."""
         return self._last_action[slots]
 
-    def core_state(self, slots: Indices) -> Tensor:
-        """Return the core_state [N, S], on the device."""
+    def core_state(self, slots: Tensor) -> Tensor:
+        """Return the core_state [N, S] of slots that are given on the device."""
         if not self._core_state.shape[1]:
             return self._core_state[: len(slots)]
-        return self._core_state.index_select(0, upload(slots, self._core_state.device))
+        return self._core_state.index_select(0, slots)
 
-    def advance(self, slots: Indices, action: NDArray[Any], core_state: Tensor) -> None:
-        """Note that one more row of each is recorded, with this action and this core_state after it."""
+    def keep_core_state(self, slots: Tensor, core_state: Tensor) -> None:
+        """Keep the core_state [N, S] after the newest rows of slots that are given on the device."""
+        if core_state.shape[1]:
+            self._core_state.index_copy_(0, slots, core_state)
+
+    def advance(self, slots: Indices, action: NDArray[Any]) -> None:
+        """Note that one more row of each is recorded, with this action."""
         self._next_row[slots] += 1
         self._last_action[slots] = action
-        if core_state.shape[1]:
-            self._core_state.index_copy_(0, upload(slots, self._core_state.device), core_state)
 
     def start_unroll(self, slots: Indices, entries: Indices, overlap: int) -> None:
         """Continue in fresh entries whose first `overlap` rows are there: the last ones of the unroll before."""

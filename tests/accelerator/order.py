@@ -71,7 +71,7 @@ class Arrival(NamedTuple):
 
     stream: str
     number: int
-    land: Callable[[], None]
+    land: Callable[[], object]
 
 
 class Order:
@@ -149,7 +149,7 @@ class Order:
             else:
                 self._arrivals.append(arrival)
 
-    def arrives_later(self, land: Callable[[], None]) -> None:
+    def arrives_later(self, land: Callable[[], object]) -> None:
         """Defer the effect of the newest kernel of this stream until the host has waited for it."""
         self._arrivals.append(Arrival(self.stream, self._clocks[self.stream][self.stream], land))
 

@@ -117,9 +117,11 @@ class Loop(Rig):
         self.learner.publish(self.policy)
         return True
 
-    def play(self, steps: int, requests: int = 1) -> Played:  # type: ignore[override]
+    def play(  # type: ignore[override]
+        self, steps: int, requests: int = 1, seats: Sequence[Seat] | None = None
+    ) -> Played:
         """Step all environments, train whenever that is possible."""
-        sessions, actions = self.join_all(requests), []
+        sessions, actions = self.join_all(requests, seats), []
         for _ in range(steps):
             actions += self.step(sessions)
             self.update()

@@ -138,7 +138,7 @@ def _copy_to_host(target: Tensor, source: GpuTensor, non_blocking: bool) -> Tens
     _count("download", "copy_")
     value = source.raw.clone()
     target.view(torch.uint8).fill_(0xA5)  # until it arrives
-    ORDER.arrives_later(lambda: target.copy_(value) and None)
+    ORDER.arrives_later(lambda: target.copy_(value))
     return target
 
 

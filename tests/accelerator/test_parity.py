@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 import seedrl.columns
 import seedrl.serving.inference
-import seedrl.serving.slots
 from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.settings import AlgorithmConfig, DQNConfig, Optimizer
 from seedrl.config import LearnerConfig, ModelConfig
+from seedrl.device import Staging
+from seedrl.serving.seats import Exploration, Seat
 from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec, discrete
 from tests.accelerator.rig import LENGTH, Loop, Played
 from tests.accelerator.simulated import GPU
@@ -120,9 +123,23 @@ def test_host_tensor_among_those_of_the_device_is_refused() -> None:
         torch.zeros(3, device=GPU) + torch.zeros(3)
 
 
-@pytest.mark.parametrize("module", [seedrl.columns, seedrl.serving.slots, seedrl.serving.inference])
-def test_upload_that_is_forgotten_is_noticed(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "upload", lambda array, device: torch.from_numpy(array))
+class ForgetfulStaging(Staging):
+    """Leaves one of the arrays on the host."""
+
+    forgotten = 0
+
+    def upload(self, *arrays: NDArray[Any]) -> list[Tensor]:
+        there = super().upload(*arrays)
+        there[self.forgotten % len(arrays)] = torch.from_numpy(arrays[self.forgotten % len(arrays)])
+        return there
+
+
+@pytest.mark.parametrize("forgotten", range(10))
+@pytest.mark.parametrize("module", [seedrl.columns, seedrl.serving.inference])
+def test_upload_that_is_forgotten_is_noticed(module: Any, forgotten: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Staging", ForgetfulStaging)
+    monkeypatch.setattr(ForgetfulStaging, "forgotten", forgotten)
     config, spec, frame_stack = MODELS["nature lstm"]
+    seats = [Seat(exploration=Exploration(2.0, 0.1))] * 4
     with pytest.raises(RuntimeError, match="tensors of the host"):
-        Loop(spec, config, GPU, frame_stack=frame_stack).play(2 * LENGTH)
+        Loop(spec, config, GPU, frame_stack=frame_stack).play(2 * LENGTH, seats=seats)
