@@ -19,6 +19,7 @@ from seedrl.algorithms.actor_critic import (
 )
 from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.minibatches import Minibatches
+from seedrl.algorithms.recursion import decayed_sums
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.algorithms.signs import Sign
 from seedrl.algorithms.transitions import entropy_cost_at, transitions, valid_transitions
@@ -152,10 +153,7 @@ def vtrace(
     c = trace_lambda * rho.clamp(max=c_bar) * valid
     delta = clipped_rho * (reward_tp1 + discount_tp1 * value[1:] - value[:-1])
 
-    excess = torch.zeros_like(value)  # vs_t - V_t; zero at t = T, where the unroll bootstraps from V_T
-    for t in reversed(range(len(delta))):
-        excess[t] = delta[t] + discount_tp1[t] * c[t] * excess[t + 1]
-    vs = value + excess
+    vs = value + decayed_sums(delta, discount_tp1 * c)  # vs_T = V_T, from which the unroll bootstraps
 
     pg_rho = rho.clamp(max=pg_rho_bar) * valid
     pg_advantage = pg_rho * (reward_tp1 + discount_tp1 * vs[1:] - value[:-1])

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from seedrl.algorithms.auxiliary import whole_loss
 from seedrl.algorithms.base import Algorithm, Batch, Loss, networks_of
 from seedrl.algorithms.check import check_loss
+from seedrl.algorithms.settings import Optimizer
 from seedrl.algorithms.transitions import linear
 from seedrl.config import LearnerConfig
+from seedrl.device import is_accelerator
 from seedrl.learning.optimizer import build_optimizer, clip_gradients
+from seedrl.learning.reporting import LateReport, numbers_of, report
 from seedrl.metrics import LearningMetrics, Stopwatch
-from seedrl.models.statistics import apply_statistics, discard_statistics
+from seedrl.models.statistics import apply_statistics, discard_statistics, staged_statistics
 from seedrl.run.checkpoint import Tensors, pack_optimizer, unpack_optimizer, with_prefix, without_prefix
 from seedrl.types import Ticket, Unrolls
 
@@ -97,6 +100,7 @@ class Learner:
         self._parameters = list(self._trained.parameters())
         self._optimizer = build_optimizer(config.algorithm, self._parameters)
         self._has_skipped = False  # a gradient step of this update
+        self._late = LateReport(self._parameters[0].device, metrics) if self._can_skip_there() else None
         self._stepped_at: float | None = None  # since the weights were last published
 
     def train(self, unrolls: Unrolls) -> None:
@@ -129,6 +133,8 @@ class Learner:
             if self._has_skipped:
                 break
         apply_statistics(self._trained)
+        if self._late is not None:
+            self._has_skipped = self._late.next_update()
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if self._has_skipped else 0
         self._metrics.updates += 1
         self._averager.sync(self._metrics.updates)
@@ -162,8 +168,8 @@ class Learner:
 
         metrics.gradient_steps += 1
         self._stepped_at = time.monotonic()
-        if metrics.gradient_steps % REPORT_EVERY == 1:
-            self._report(loss, grad_norm)
+        if self._late is None and metrics.gradient_steps % REPORT_EVERY == 1:
+            report(metrics, *numbers_of(loss, grad_norm))
         timer.lap("optimize")
         return loss
 
@@ -175,13 +181,29 @@ class Learner:
 
     def _step_if_finite(self, loss: Loss, grad_norm: Tensor) -> None:
         """Skip a step that would make the weights other than finite."""
-        if torch.isfinite(loss.total + grad_norm):
+        is_finite = torch.isfinite(loss.total + grad_norm)
+        if self._late is not None:
+            self._step_where_finite(loss, is_finite)
+            self._late.note(loss, grad_norm, is_finite)
+        elif is_finite:
             self._optimizer.step()
             self._algorithm.stepped(loss)
         else:
             discard_statistics(self._trained)
             self._metrics.skipped_updates += 1
             self._has_skipped = True
+
+    def _can_skip_there(self) -> bool:
+        """Tell whether the device can skip a step by itself, so that the host need not wait to know."""
+        return is_accelerator(self._parameters[0].device) and self._config.algorithm.optimizer is Optimizer.adam
+
+    def _step_where_finite(self, loss: Loss, is_finite: Tensor) -> None:
+        """Let the device skip a step; what follows it changes nothing then."""
+        self._optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]  # of torch's fused optimisers
+        self._optimizer.step()
+        for staged in staged_statistics(self._trained):
+            staged.copy_(torch.where(is_finite, staged, 0.0))
+        self._algorithm.stepped(loss)
 
     @property
     def has_diverged(self) -> bool:
@@ -205,11 +227,3 @@ class Learner:
     def sync(self) -> None:
         """Make the weights those of all ranks, which they need not be after every update."""
         self._averager.sync()
-
-    def _report(self, loss: Loss, grad_norm: Tensor) -> None:
-        """Copy to the host what people want to see of an update."""
-        names = ("loss", *loss.report, "grad_norm")
-        values = torch.stack([loss.total.detach(), *loss.report.values(), grad_norm]).tolist()
-        shown = dict(zip(names, values, strict=True))
-        self._metrics.grad_norm = shown.pop("grad_norm")
-        self._metrics.algorithm.update(shown)

@@ -94,8 +94,10 @@ class RunningMoments(nn.Module):
         self._merge(distance / count, square / count, is_usable)
 
     def merge(self, mean: Tensor, square: Tensor) -> None:
-        """Include a train batch by its mean and by its mean square *about the running mean*."""
-        self._merge(mean.double() - self.mean, square.double(), torch.ones_like(self.seen, dtype=torch.bool))
+        """Include a train batch by its mean and by its mean square *about the running mean*, if they are finite."""
+        is_usable = (mean + square).isfinite().all()
+        mean, square = torch.where(is_usable, mean.double(), self.mean), torch.where(is_usable, square.double(), 0.0)
+        self._merge(mean - self.mean, square, is_usable)
 
     def _merge(self, distance: Tensor, square: Tensor, is_usable: Tensor) -> None:
         """Mix the distributions; without a branch, so that the host does not wait for the device.
