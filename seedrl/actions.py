@@ -67,6 +67,10 @@ class Categorical:
         log_policy = functional.log_softmax(self._by_choice(logits), dim=-1)
         return -(log_policy.exp() * log_policy).sum(dim=(-2, -1))
 
+    def divergence(self, logits: Tensor, other: Tensor) -> Tensor:
+        log_policy, log_other = (functional.log_softmax(self._by_choice(each), dim=-1) for each in (logits, other))
+        return (log_policy.exp() * (log_policy - log_other)).sum(dim=(-2, -1))
+
     def features(self, action: Tensor) -> Tensor:
         return functional.one_hot(action.long(), self.size).flatten(-2).float()
 
@@ -128,6 +132,13 @@ class Gaussian:
     def entropy(self, parameters: Tensor) -> Tensor:
         _, log_std = self._mean_and_log_std(parameters)
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
+
+    def divergence(self, parameters: Tensor, other: Tensor) -> Tensor:
+        mean, log_std = self._mean_and_log_std(parameters)
+        other_mean, other_log_std = self._mean_and_log_std(other)
+        distance = (mean - other_mean) * (-other_log_std).exp()
+        spread = (2 * (log_std - other_log_std)).exp()
+        return (other_log_std - log_std + 0.5 * (spread + distance.square() - 1)).sum(dim=-1)
 
     def features(self, action: Tensor) -> Tensor:
         return action.tanh()
@@ -204,6 +215,11 @@ class Actions:
     def entropy(self, parameters: Tensor) -> Tensor:
         split = zip(self._parts, self._by_part(parameters), strict=True)
         return torch.stack([part.entropy(own) for part, own in split]).sum(dim=0)
+
+    def divergence(self, parameters: Tensor, other: Tensor) -> Tensor:
+        """Return the KL divergence of another distribution from this one, KL(this ‖ other), of each row."""
+        split = zip(self._parts, self._by_part(parameters), self._by_part(other), strict=True)
+        return torch.stack([part.divergence(own, theirs) for part, own, theirs in split]).sum(dim=0)
 
     def features(self, action: Tensor) -> Tensor:
         """Encode actions [..., *shape] as inputs of a network, [..., feature_size]: one-hot, or tanh of a Gaussian."""

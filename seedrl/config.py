@@ -308,6 +308,9 @@ class LearnerConfig:
     max_restarts: int = key(5, "restarts of a crashed learner within ten minutes before `seedrl run` gives up")
     source: str = key("", "directory of recorded unrolls (store.dump) to train on without actors; empty for actors")
     init_from: str = key("", "run or checkpoint directory to load the initial weights from")
+    teacher: str = key(
+        "", "run or checkpoint directory of a policy that this one is kept close to; algorithm.teacher_*"
+    )
     callbacks: list[str] = key([], "your.module:Class of code that follows the run; see docs/algorithms.md")
     callback_options: dict[str, Any] = key({}, "keyword arguments of these classes, by name, e.g. {Class: {key: 1}}")
     device: str = key("auto", "auto | cpu | cuda | cuda:NUMBER")

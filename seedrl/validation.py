@@ -17,7 +17,7 @@ from seedrl.config import (
     ServeConfig,
 )
 from seedrl.errors import require
-from seedrl.league_settings import check_league
+from seedrl.league_settings import check_league, check_teacher
 from seedrl.plugins import is_import_path, is_own
 from seedrl.sizes import (
     can_be_on_policy,
@@ -48,6 +48,7 @@ def check(config: LearnerConfig) -> None:
     _check_serving(config)
     _check_environments(config)
     check_league(config)
+    check_teacher(config)
     _check_ranks(config)
     _check_actors(config)
     _check_model(config)

@@ -10,6 +10,7 @@ from typing import Any
 from seedrl.schema import group, key
 
 ALGORITHMS = ("ppo", "vtrace", "pqn", "dqn", "sac", "bc")  # the names of the built-in ones
+ACTOR_CRITICS = ("ppo", "vtrace")  # those with a policy that a teacher can guide
 REPLAYING = ("dqn", "sac")  # those of them that need every unroll many times
 
 
@@ -99,6 +100,9 @@ class AlgorithmConfig:
         0.0, "entropy_cost at stop.env_steps, reached linearly; null keeps it constant"
     )
     value_cost: float = key(0.5, "weight of the value loss")
+    teacher_cost: float = key(1.0, "weight of the distance from the teacher, if there is one (teacher=RUN)")
+    teacher_cost_end: float = key(0.0, "teacher_cost after the fraction teacher_decay, reached linearly")
+    teacher_decay: float = key(0.5, "fraction of stop.env_steps after which teacher_cost_end is reached")
     reward_scale: float = key(1.0, "factor on rewards, applied before clipping")
     reward_clip: float = key(0.0, "clip rewards to ± this for training; 0 for no clipping")
     optimizer: Optimizer = key(Optimizer.adam, "adam | rmsprop")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from seedrl.bank import Bank, Freezing
@@ -69,6 +70,30 @@ def add_opponent(
     warn: Say,
 ) -> None:
     """Add the policy of a run or checkpoint directory; raise ConfigError if it cannot act beside `model`."""
+    other, _, updates = load_policy(setting, source, spec, frame_stack, next(model.parameters()).device, warn)
+    if core_size_of(other) != core_size_of(model):
+        raise ConfigError(
+            f"{setting}: {source} has a recurrent state of {core_size_of(other)} numbers; expected "
+            f"{core_size_of(model)}, as this policy has"
+        )
+    bank.add(source, updates, other)
+
+
+def load_teacher(config: LearnerConfig, spec: EnvSpec, model: nn.Module, warn: Say) -> nn.Module:
+    """Return the policy that `teacher` names; raise ConfigError if it cannot guide `model`."""
+    stack, device = config.env.frame_stack, next(model.parameters()).device
+    teacher, settings, _ = load_policy("teacher", config.teacher, spec, stack, device, warn)
+    if core_size_of(teacher) and not core_size_of(model):
+        raise ConfigError(f"teacher={config.teacher} has a memory; this policy needs one too (model.lstm, model.gru)")
+    if settings.model.squash != config.model.squash:
+        raise ConfigError(f"teacher={config.teacher} has model.squash={settings.model.squash}, unlike this policy")
+    return teacher
+
+
+def load_policy(
+    setting: str, source: str, spec: EnvSpec, frame_stack: int, device: torch.device, warn: Say
+) -> tuple[nn.Module, LearnerConfig, int]:
+    """Return the policy of a run or checkpoint directory, its settings, and its updates; raise ConfigError."""
     checkpoint = initial_weights(source, warn, setting)
     settings = RunDirectory(_run_of(Path(source))).config()
     if spec_of(checkpoint) != spec or settings.env.frame_stack != frame_stack:
@@ -76,17 +101,12 @@ def add_opponent(
             f"{setting}: {source} was trained on {spec_of(checkpoint)} with env.frame_stack="
             f"{settings.env.frame_stack}; expected {spec} and {frame_stack}"
         )
-    other = build_run_model(settings, spec, next(model.parameters()).device)
-    if core_size_of(other) != core_size_of(model):
-        raise ConfigError(
-            f"{setting}: {source} has a recurrent state of {core_size_of(other)} numbers; expected "
-            f"{core_size_of(model)}, as this policy has"
-        )
+    model = build_run_model(settings, spec, device)
     try:
-        load_weights(other, checkpoint)
+        load_weights(model, checkpoint)
     except RunDirectoryError as error:
         raise ConfigError(f"{setting}: {source}: {error}") from error
-    bank.add(source, int(checkpoint.state["learning"]["updates"]), other)
+    return model, settings, int(checkpoint.state["learning"]["updates"])
 
 
 class SavedLeague:

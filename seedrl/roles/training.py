@@ -13,6 +13,7 @@ from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.settings import described
 from seedrl.algorithms.signs import signs_of
+from seedrl.algorithms.teacher import Taught
 from seedrl.config import LearnerConfig, StoreDevice
 from seedrl.device import learning_stream
 from seedrl.errors import ConfigError, Diverged, InvalidMessage, RunDirectoryError
@@ -26,7 +27,7 @@ from seedrl.policy import Policy
 from seedrl.recordings.files import Content, Recording
 from seedrl.recordings.recorder import UnrollRecorder
 from seedrl.recordings.source import RecordedUnrolls
-from seedrl.roles.opponents import build_league
+from seedrl.roles.opponents import build_league, load_teacher
 from seedrl.roles.peers import Peers
 from seedrl.run.budget import HOST, MIB, budget_of, check_budget, saved_unrolls
 from seedrl.run.checkpoint import Checkpoint
@@ -74,6 +75,9 @@ class Training:
         actions = Actions(spec, config.model.squash)
         model = build_run_model(config, spec, device)
         algorithm = build_algorithm(config.algorithm, actions, model)
+        if config.teacher:
+            teacher = load_teacher(config, spec, model, warn=process.display.say)
+            algorithm = Taught(algorithm, teacher, actions, config.algorithm)
         sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
         budget = budget_of(config, spec, model, algorithm)
         check_budget(budget, device)

@@ -51,6 +51,7 @@ def budget_of(config: LearnerConfig, spec: EnvSpec, model: nn.Module, algorithm:
     sizes = StoreSizes.of(config, core_size_of(model), algorithm.overlap)
     serving, networks = serving_budget(spec, model, sizes), networks_of(algorithm)
     own = _weight_bytes(networks) + _state_bytes(algorithm) + bank_copies(config) * _weight_bytes(model)
+    own += _weight_bytes(model) if config.teacher else 0
     trained = _parameter_bytes(model) + _parameter_bytes(networks)
     optimizer = (1 + _averages(config.algorithm)) * trained
     return _placed(serving._replace(weights=serving.weights + own, optimizer=optimizer), config)
