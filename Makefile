@@ -14,7 +14,7 @@ COUNTERPARTS := .venv/counterparts/.installed
 INSTALL := -m pip install -q --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-long test-cluster test-learning chaos soak lint bench proto dashboards reference manifests tools counterparts constraints wheel clean
+.PHONY: help train test test-long test-cluster test-learning chaos soak lint bench proto dashboards reference docs manifests tools counterparts constraints wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -64,6 +64,9 @@ counterparts: $(COUNTERPARTS) ## install the other ends of our bridges, which co
 
 reference: $(TRAINING) ## write docs/metrics.md from the declarations
 	$(BIN)/python -m seedrl.monitoring.reference > docs/metrics.md
+
+docs: $(DEV) ## build the documentation into site/, with every link checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 manifests: $(DEV) ## write tests/golden/kubernetes again, after a change of what `seedrl render` writes
 	$(BIN)/python -m tests.manifests

@@ -582,7 +582,7 @@ def docstrings_in(path: Path) -> Iterator[tuple[str, int]]:
 
 def prose() -> list[Path]:
     """Return the Markdown files that people read and that no program writes."""
-    return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "bench/README.md"]
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench/README.md"]
 
 
 def test_docstrings_begin_with_more_than_a_fragment() -> None:
