@@ -14,7 +14,7 @@ COUNTERPARTS := .venv/counterparts/.installed
 INSTALL := -m pip install -q --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-long test-cluster test-learning chaos soak lint bench proto dashboards reference docs manifests tools counterparts constraints wheel clean
+.PHONY: help train test test-long test-cluster test-learning chaos nightly soak lint bench proto dashboards reference docs manifests tools counterparts constraints wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -37,6 +37,10 @@ test-learning: $(DEV) ## run the slow tests that train until something is learne
 chaos: $(DEV) tools ## inject faults for some minutes: kills, cuts, loss, clock jumps, floods; CYCLES=10000 for all of C10
 	@$(BIN)/python $(INSTALL) atheris || echo "atheris cannot be installed here, so the decoder is not fuzzed"
 	$(BIN)/pytest -m chaos -s $(ARGS)
+
+EACH ?= 45
+nightly: $(DEV) $(COUNTERPARTS) tools ## run the cluster, learning, chaos and bench tiers, EACH=45 minutes at most; the report goes to nightly/
+	@MINUTES=$(EACH) bash .ci/nightly
 
 MINUTES ?= 30
 soak: $(DEV) ## train for MINUTES=30 with a fault every 30 s; the report goes to docs/soak.md

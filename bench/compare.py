@@ -50,13 +50,17 @@ def compare(before: Path, after: Path) -> int:
     for warning in doubts(a, b):
         print(f"warning: {warning}")
     changes = [Change(a.ratios[name], b.ratios[name]) for name in a.ratios if name in b.ratios]
-    print(_aligned([("ratio", "before", "after", "change", "verdict"), *(_row(change) for change in changes)]))
+    print(table_of(changes))
     for path, ratios, others in ((before, a.ratios, b.ratios), (after, b.ratios, a.ratios)):
         if alone := [name for name in ratios if name not in others]:
             print(f"only in {path}: {', '.join(alone)}")
     worse = [change.before.name for change in changes if change.verdict == WORSE]
     print(f"worse: {', '.join(worse)}" if worse else "nothing is worse")
     return 1 if worse else 0
+
+
+def table_of(changes: Sequence[Change]) -> str:
+    return _aligned([("ratio", "before", "after", "change", "verdict"), *(_row(change) for change in changes)])
 
 
 def doubts(before: Document, after: Document) -> Iterator[str]:

@@ -47,12 +47,17 @@ def read(path: Path) -> Document:
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}; give a file that seedrl bench out=FILE wrote") from error
     try:
-        document = Document(content["fingerprint"], content.get("stages", [content]))
-        if not all(min(ratio.values) > 0 for ratio in document.ratios.values()):  # of no values: ValueError, too
-            raise ValueError("a ratio that is not positive")
-        return document
+        return document_of(content)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{path} holds no results of seedrl bench ({type(error).__name__}: {error}); "
             "give a file that seedrl bench out=FILE wrote"
         ) from error
+
+
+def document_of(content: dict[str, Any]) -> Document:
+    """Return the document of a file's content. Raises an error of Python's own if that is something else."""
+    document = Document(content["fingerprint"], content.get("stages", [content]))
+    if not all(min(ratio.values) > 0 for ratio in document.ratios.values()):  # of no values: ValueError, too
+        raise ValueError("a ratio that is not positive")
+    return document

@@ -48,12 +48,16 @@ def run_bench(config: BenchConfig) -> list[Report]:
 
 
 def with_files(verb: str, names: Sequence[str]) -> int:
-    """`compare A.json B.json` or `render FILE.json [RESULTS.md]`; returns the exit code."""
+    """`compare A.json B.json`, `guard HISTORY.jsonl NEW.json` or `render FILE.json [RESULTS.md]`: the exit code."""
     files = [Path(name) for name in names]
     if verb == "compare" and len(files) == 2:
         from bench.compare import compare
 
         return compare(*files)
+    if verb == "guard" and len(files) == 2:
+        from bench.history import guard
+
+        return guard(*files)
     if verb == "render" and 1 <= len(files) <= 2:
         from bench.results import render
 

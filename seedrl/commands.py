@@ -344,6 +344,7 @@ COMMANDS = {
         on_files=_bench_files,
         verbs=(
             ("compare", "A.json B.json", "show what got better or worse beyond noise; exit code 1 if worse"),
+            ("guard", "HISTORY.jsonl FILE.json", "compare with earlier nights on this machine; added unless worse"),
             ("render", "FILE.json [RESULTS.md]", "plot the results, and write a page with all of them"),
         ),
     ),

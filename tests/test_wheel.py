@@ -4,9 +4,14 @@ The wheel goes into a folder of its own that comes first on the path; its depend
 """
 
 import os
+import re
 import shlex
+import signal
 import subprocess
 import sys
+import sysconfig
+import urllib.request
+import venv
 import zipfile
 from dataclasses import dataclass
 from email.parser import BytesParser
@@ -14,6 +19,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from tests.integration.waiting import eventually, free_address, is_listening
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,6 +100,71 @@ def test_installed_wheel_submits_a_job_and_loads_its_policy_and_resumes_it(insta
     assert printed.splitlines() == ["done", "[0, 1]", "interrupted"]
     assert "INTERRUPTED" in installed.python("-m", "seedrl", "status")
     assert "mean" in installed.python("-m", "seedrl", "eval", "episodes=2", "envs=2")
+
+
+@pytest.fixture(scope="module")
+def clean(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an environment of its own in which pip installs the wheel; only its dependencies come from this one."""
+    where = tmp_path_factory.mktemp("clean")
+    venv.create(where, with_pip=False)
+    [packages] = where.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(where / "bin/python"),
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+    ]
+    run([*pip, "--disable-pip-version-check", "--ignore-installed", str(installed.wheel)], where)
+    return where
+
+
+@pytest.mark.long
+def test_clean_environment_trains_and_shows_its_page(clean: Path, tmp_path: Path) -> None:
+    """`seedrl run` with its live page, `seedrl status`, and the last checkpoint: all from the wheel."""
+    seedrl, address = str(clean / "bin/seedrl"), free_address()
+    settings = ["env=cartpole", "stop.return_mean_100=null", "stop.env_steps=1000000000", f"metrics={address}"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [seedrl, "run", *settings, "run_dir=run", "display=plain"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            eventually(lambda: process.poll() is not None or is_listening(address))
+            page = eventually(lambda: fetched(f"http://{address}/"))
+            assert "<title>" in page
+            eventually(lambda: has_trained(fetched(f"http://{address}/metrics")))
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 0
+    assert "INTERRUPTED" in run([seedrl, "status", "run"], tmp_path, PYTHONPATH="")
+    assert list((tmp_path / "run/checkpoints").iterdir())
+
+
+def test_clean_environment_has_the_dashboards_and_presets_of_the_checkout(clean: Path, tmp_path: Path) -> None:
+    program = "from seedrl.commandline.settings import conf_directory; print(conf_directory())"
+    conf = Path(run([str(clean / "bin/python"), "-c", program], tmp_path, PYTHONPATH="").strip())
+    assert clean in conf.parents
+    for path in files_of("conf"):
+        assert (conf / path).read_bytes() == (ROOT / "conf" / path).read_bytes()
+    assert {path.suffix for path in (conf / "observability").rglob("*")} >= {".json", ".yml", ".html"}
+
+
+def has_trained(metrics: str) -> bool:
+    found = re.search(r"^seedrl_updates_total ([\d.e+]+)$", metrics, re.MULTILINE)
+    return found is not None and float(found[1]) > 0
+
+
+def fetched(url: str) -> str:
+    """Return a page; empty if it is not served yet."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return str(response.read().decode())
+    except OSError:
+        return ""
 
 
 PROGRAM = """
