@@ -25,7 +25,7 @@ from seedrl.models import base as models
 from seedrl.selection import base as selection
 
 ROOT = Path(__file__).parents[2]
-# Documents outside docs/ → their page.
+# Files outside docs/ → the page that stands for them: a copy, or what is generated from them.
 ADDED = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
@@ -36,8 +36,10 @@ ADDED = {
     "proto/seedrl/v1/inference.proto": "reference/protocol.md",
     "seedrl/config.py": "reference/settings.md",
     "seedrl/algorithms/settings.py": "reference/settings.md",
+    "seedrl/__init__.py": "reference/python-api.md",
+    "seedrl/errors.py": "reference/exit-codes.md",
 }
-GENERATED = ("README.md", "proto/seedrl/v1/inference.proto", "seedrl/config.py", "seedrl/algorithms/settings.py")
+COPIED = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "bench/README.md", "bench/RESULTS.md")
 PROTO = ROOT / "proto/seedrl/v1/inference.proto"
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
 MEMBER = re.compile(r"(?:(rpc) (\w+)\((.*?)\) returns \((.*?)\)|([\w. <>,]*?)\s*\b(\w+) = (\d+);)(?:\s*//(.*))?")
@@ -52,7 +54,7 @@ def on_files(files: Files, config: Any) -> Files:
         "reference/python-api.md": python_api(),
         "reference/exit-codes.md": exit_codes(),
     }
-    pages |= {page: (ROOT / path).read_text() for path, page in ADDED.items() if path not in GENERATED}
+    pages |= {page: (ROOT / path).read_text() for path, page in ADDED.items() if path in COPIED}
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     for picture in sorted((ROOT / "bench/results").glob("*.png")):
@@ -63,7 +65,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Turn links around; the blocks of programs stay as they are."""
     uri = page.file.src_uri
-    sources = {place: path for path, place in ADDED.items() if path not in GENERATED}
+    sources = {place: path for path, place in ADDED.items() if path in COPIED}
     source = sources.get(uri, f"docs/{uri}")
     parts, at = [], 0
     for fence in FENCE.finditer(markdown):
