@@ -123,13 +123,16 @@ def ports(config: LearnerConfig) -> Iterator[Finding]:
 
 
 def device(config: LearnerConfig) -> Iterator[Finding]:
-    from seedrl.device import choose_device
+    from seedrl.device import choose_device, is_accelerator
+    from seedrl.roles.device_trial import trials
 
     cores, threads = available_cores(), torch_threads(config)
     chosen = choose_device(config.device)
     yield Finding(True, f"device: {chosen}, {threads} torch threads each for inference and training, {cores} cores")
     if 2 * threads > cores > 1 and chosen.type == "cpu":
         yield Finding(False, f"threads: inference and training with {threads} each share {cores} cores", is_fatal=False)
+    if is_accelerator(chosen):
+        yield from (Finding(trial.is_passed, f"device: {trial.words}") for trial in trials(chosen))
 
 
 def environment(config: LearnerConfig, specs: list[EnvSpec]) -> Iterator[Finding]:
