@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from seedrl.trained.load import load_trained
+from tests.tictactoe import play_all
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -51,3 +54,13 @@ def test_memory_task_without_lstm_is_not_solved(tmp_path: Path) -> None:
 def test_environment_is_solved_by_its_name_alone(tmp_path: Path, env: str, score: float, steps: int) -> None:
     goal = (f"stop.return_mean_100={score}", f"stop.env_steps={steps}")
     assert train(tmp_path, f"env.id={env}", *goal)["return_mean_100"] >= score
+
+
+def test_tictactoe_is_learned_to_where_no_reply_beats_it(tmp_path: Path) -> None:
+    """A perfect player's replies are among them."""
+    train(tmp_path, "env=tictactoe")
+    policy = load_trained(str(tmp_path))
+    for begins in (True, False):
+        results = play_all(policy, begins)
+        assert results.lost == 0
+        assert results.drawn > 0
