@@ -54,6 +54,11 @@ def _number(wanted: str, kind: str, number: str, local_rank: int) -> int:
     count: int = module.device_count()
     if number and int(number) >= count:
         raise ConfigError(f"device={wanted}, but torch sees only {count} of them here, from {kind}:0")
+    if not number and local_rank >= count > 1:
+        raise ConfigError(
+            f"rank {local_rank} of this machine would share a device with another, for torch sees only {count} of them"
+            f" here, and NCCL refuses that; start {count} ranks on each machine at most, or set device=cpu"
+        )
     return int(number) if number else local_rank % count  # an engine may show each rank only its own
 
 

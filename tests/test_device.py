@@ -60,8 +60,18 @@ def test_choose_device_auto_takes_cuda_where_it_is(monkeypatch: pytest.MonkeyPat
 
 def test_choose_device_without_a_number_follows_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     current = fake_cuda(monkeypatch, 2)
-    assert [choose_device("auto", local_rank).index for local_rank in range(3)] == [0, 1, 0]
+    assert [choose_device("auto", local_rank).index for local_rank in range(2)] == [0, 1]
     assert choose_device("cuda:1", local_rank=0) == torch.device("cuda", 1) == current[-1]
+
+
+def test_choose_device_of_more_ranks_than_devices_is_refused_unless_each_sees_only_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_cuda(monkeypatch, 2)
+    with pytest.raises(ConfigError, match=r"rank 2 of this machine would share .* only 2 of them"):
+        choose_device("auto", local_rank=2)
+    fake_cuda(monkeypatch, 1)
+    assert choose_device("auto", local_rank=2).index == 0
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:one", "cpu:0", "auto:1", "", "CUDA"])
