@@ -70,7 +70,7 @@ reference: $(TRAINING) ## write docs/metrics.md from the declarations
 	$(BIN)/python -m seedrl.monitoring.reference > docs/metrics.md
 
 docs: $(DEV) ## build the documentation into site/, with every link checked
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 manifests: $(DEV) ## write tests/golden/kubernetes again, after a change of what `seedrl render` writes
 	$(BIN)/python -m tests.manifests

@@ -627,6 +627,14 @@ def test_documents_link_only_to_what_exists() -> None:
     assert wrong == []
 
 
+def test_documents_all_have_a_place_in_the_site() -> None:
+    """The build of the site would fail as well, but only in the long tests."""
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    placed = set(re.findall(r": ([\w/-]+\.md)$", nav, re.MULTILINE))
+    documents = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert documents - placed == set(), "name them in the nav of mkdocs.yml"
+
+
 def test_architecture_names_only_files_and_functions_that_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     named = re.findall(r"`((?:seedrl|envs_server)/[\w/]+\.py)`(?: `(\w+)`)?", text)
