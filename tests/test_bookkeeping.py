@@ -248,7 +248,7 @@ class Learner(RuleBasedStateMachine):
 
     def greet(self, greeting: Hello) -> tuple[Session, Welcome]:
         self.protocol._make_way(greeting)
-        return self.protocol._admit(greeting, peer="")
+        return self.protocol._admit(greeting, peer="", envs=ENVS)
 
     def alive(self) -> list[FakeActor]:
         return [actor for actor in self.actors if actor.session is not None]
