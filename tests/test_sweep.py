@@ -119,7 +119,8 @@ directory.mkdir(exist_ok=True)
 (directory / "config.yaml").write_text(f"seed: {seed}\\nenv: {{id: Fake-v1}}\\n")
 rows = [dict(env_steps=10 * i, seconds=i, return_mean_100=value) for i, value in enumerate([1, seed, 0], 1)]
 (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
-(directory / "summary.json").write_text(json.dumps(dict(env_steps=30, status="done")))
+status = "interrupted" if seed == 11 else "done"
+(directory / "summary.json").write_text(json.dumps(dict(env_steps=30, status=status)))
 """
 
 
@@ -201,6 +202,17 @@ def test_sweep_directory_with_other_values_is_refused(
     run_sweep(tmp_path / "sweep", "seed=2,7", "display=none")
     with pytest.raises(ConfigError, match=words):
         run_sweep(tmp_path / "sweep", *overrides)
+
+
+def test_sweep_repeats_a_run_that_stopped_cleanly_before_its_end(tmp_path: Path, started: list[Sequence[str]]) -> None:
+    """A run that gets a signal saves, and ends with code 0."""
+    for _ in range(2):
+        assert run_sweep(tmp_path / "sweep", "seed=2,11") == 0
+    assert [member.status for member in read_table(tmp_path / "sweep").values()] == [Status.DONE, Status.INTERRUPTED]
+    assert [next(word for word in words if word.startswith("seed")) for words in started] == [
+        "seed=2",
+        *["seed=11"] * 2,
+    ]
 
 
 def test_sweep_that_is_interrupted_starts_no_further_run(

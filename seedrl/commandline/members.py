@@ -40,6 +40,11 @@ class Member:
     def name(self) -> str:
         return f"run {self.number} ({' '.join(self.overrides)})" if self.overrides else f"run {self.number}"
 
+    @property
+    def was_interrupted(self) -> bool:
+        """Tell whether the run itself says that it was asked to stop before its end."""
+        return _summary(self.directory).get("status") == "interrupted"
+
     def end(self, status: Status, reason: str = "") -> None:
         """Note how it ended, and what it has reached by then."""
         self.status, self.reason = status, reason

@@ -160,9 +160,9 @@ class Sweep:
                 self._conclude_run(self._members[number], code)
 
     def _conclude_run(self, member: Member, code: int) -> None:
-        if code == 0:
+        if code == 0 and not member.was_interrupted:  # a run that is asked to stop ends well
             self._note_end(member, Status.DONE)
-        elif self._signals:
+        elif self._signals or code == 0:
             self._note_end(member, Status.INTERRUPTED)
         else:
             last = LastWords.of(self._log(member).read_text(errors="replace"))
