@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl.errors import EnvFailed
-from seedrl.rows import ENDED, RESET, Rows
+from seedrl.rows import KNOWN_FLAGS, Rows
 from seedrl.specs import ArraySpec, EnvSpec, leaves, names
 
 FIRST_STEPS = 20  # rows of each environment; a pool that fails before has never worked
@@ -51,8 +51,8 @@ def faults_of_rows(rows: Rows, spec: EnvSpec, num_envs: int) -> Iterator[str]:
     ):
         yield from _faults_of_leaf(f"observation {name}".rstrip(), leaf, expected, count)
     yield from _faults_of_leaf("reward", rows.reward, ArraySpec((), "float32"), count)
-    if rows.flags.shape != (count,) or (rows.flags > (ENDED | RESET)).any():
-        yield f"flags: expected {count} sums of 1, 2 and 4, saw {rows.flags.tolist()}"
+    if rows.flags.shape != (count,) or any(flags not in KNOWN_FLAGS for flags in rows.flags.tolist()):
+        yield f"flags: expected {count} sums of 1, 2, 4 and 8, saw {rows.flags.tolist()}"
 
 
 def _faults_of_leaf(label: str, leaf: NDArray[Any], expected: ArraySpec, count: int) -> Iterator[str]:

@@ -9,6 +9,7 @@ from seedrl.specs import Arrays
 
 TERMINATED, TRUNCATED, RESET, LIFE = 1, 2, 4, 8  # flags of a row; their values are those of the protocol
 ENDED = TERMINATED | TRUNCATED
+KNOWN_FLAGS = bytes(range(TERMINATED + TRUNCATED + RESET + LIFE + 1))  # every sum of flags
 
 
 class Rows(NamedTuple):
@@ -18,3 +19,8 @@ class Rows(NamedTuple):
     observation: Arrays  # [n, ...]
     reward: NDArray[np.float32]  # [n]
     flags: NDArray[np.uint8]  # [n]  a sum of TERMINATED, TRUNCATED, RESET and LIFE
+
+
+def ends_game(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Tell which rows are the last of an episode that is counted; a lost life ends one for training only."""
+    return ((flags & ENDED) != 0) & ((flags & LIFE) == 0)

@@ -38,7 +38,7 @@ def rows(**changes: Any) -> Rows:
         ),
         ({"reward": np.array([0, 1, np.inf, 2], "float32")}, "^reward: expected finite numbers, saw inf$"),
         ({"reward": np.zeros((4, 1), "float32")}, r"^reward: expected float32\[4\], .*, saw float32\[4, 1\]$"),
-        ({"flags": np.full(4, 9, "uint8")}, "^flags: expected 4 sums of 1, 2 and 4, saw"),
+        ({"flags": np.full(4, 17, "uint8")}, "^flags: expected 4 sums of 1, 2, 4 and 8, saw"),
         ({"env_id": np.arange(1, 5, dtype=np.int32)}, r"^env_id: expected numbers from 0 to 3, saw \[1, 2, 3, 4\]$"),
     ],
 )

@@ -59,6 +59,17 @@ def test_play_of_an_episode_that_is_cut_short_goes_on_with_the_next(tmp_path: Pa
     assert [moment.reward for moment in moments] == [0, 1, 1, 1] * 2
 
 
+def test_play_counts_games_and_not_lives(tmp_path: Path) -> None:
+    """A game of Breakout has five lives: each ends an episode for the policy, and only the last ends the game."""
+    env = EnvConfig(id="Breakout-v5", options={"stack_num": 1, "episodic_life": True}, frame_stack=4)
+    trained = make_trained(tmp_path / "run", EnvSpec(ArraySpec((1, 84, 84), "uint8"), discrete(4)), env)
+    moments = list(play(trained, job_of(env, seed=1), episodes=1, max_steps=5000))
+    assert [moment.step for moment in moments] == list(range(len(moments)))
+    assert [moment.is_last for moment in moments] == [False] * (len(moments) - 1) + [True]
+    assert not moments[-1].is_cut
+    assert len(moments) > 100  # a life without a single hit takes about 25 steps
+
+
 def test_play_with_spaces_that_are_not_the_policys_says_so(tmp_path: Path) -> None:
     trained = make_trained(tmp_path / "run", make_spec((3,)), COUNTER)
     with pytest.raises(ConfigError, match="the policy was trained on"):

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from seedrl.config import LearnerConfig
 from seedrl.errors import InvalidMessage, Mismatch, NoCapacity
-from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.rows import ENDED, KNOWN_FLAGS, RESET, TERMINATED, TRUNCATED, Rows
 from seedrl.serving.lease import IN_FLIGHT
 from seedrl.serving.seats import planned_seats
 from seedrl.serving.sessions import Session, SessionTable, session_seed
@@ -165,7 +165,7 @@ def test_admit_reset_in_mid_episode_is_refused() -> None:
         session.admit(make_rows([0, 1], [0, RESET]))
 
 
-@pytest.mark.parametrize("ending", [TERMINATED, TRUNCATED, TERMINATED | TRUNCATED, RESET | TERMINATED])
+@pytest.mark.parametrize("ending", [flags for flags in KNOWN_FLAGS if flags & ENDED])
 def test_admit_row_after_end_needs_reset(ending: int) -> None:
     session = make_session()
     if not ending & RESET:

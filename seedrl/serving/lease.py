@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedrl.errors import InvalidMessage
-from seedrl.rows import ENDED, RESET, Rows
+from seedrl.rows import ENDED, KNOWN_FLAGS, RESET, Rows
 from seedrl.wire.memory import OfferedBuffers
 
 IN_FLIGHT = np.uint8(128)  # a row of the environment waits for its action
-EXPECTED_AFTER = np.array([RESET if flags & ENDED else 0 for flags in range(8)], np.uint8)  # a row with these flags
+EXPECTED_AFTER = np.array([RESET if flags & ENDED else 0 for flags in KNOWN_FLAGS], np.uint8)  # a row with these
 
 
 @dataclass(eq=False, slots=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seedrl.actions import Actions
-from seedrl.rows import ENDED, LIFE, RESET
+from seedrl.rows import LIFE, RESET, ends_game
 
 Indices = NDArray[np.int64]
 
@@ -103,5 +103,5 @@ class Slots:
             self._episode_length[slots[(flags & RESET) != 0]] -= 1  # the reset row itself is no step
         self._episode_return[slots] += reward
         self._episode_length[slots] += 1
-        ended = slots[((flags & ENDED) != 0) & ((flags & LIFE) == 0)]
+        ended = slots[ends_game(flags)]
         return FinishedEpisodes(ended, self._episode_return[ended], self._episode_length[ended])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from envs_server.pool import Pool, make_pool
 from seedrl.config import EnvConfig
 from seedrl.errors import ConfigError, require
-from seedrl.rows import ENDED, RESET, Rows
+from seedrl.rows import LIFE, RESET, Rows, ends_game
 from seedrl.specs import Arrays, rows_of
 from seedrl.trained.load import Trained
 from seedrl.wire.messages import Welcome
@@ -53,8 +53,8 @@ def _moments(trained: Trained, pool: Pool, episode: int, max_steps: int) -> Iter
     step = 0
     while step < max_steps:
         rows = pool.recv()
-        begins, ends = (rows.flags & RESET) != 0, bool(rows.flags[0] & ENDED)
-        step = 0 if begins[0] else step + 1
+        begins, ends = (rows.flags & RESET) != 0, bool(ends_game(rows.flags)[0])
+        step = 0 if begins[0] and not rows.flags[0] & LIFE else step + 1
         yield _moment(episode, step, rows, ends, not ends and step == max_steps, pool)
         pool.send(player.act(rows.observation, rows.reward, begins), rows.env_id)
         if ends:

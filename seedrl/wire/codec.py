@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from seedrl.errors import InvalidMessage, Mismatch, NotGranted
-from seedrl.rows import LIFE, RESET, TERMINATED, TRUNCATED, Rows
+from seedrl.rows import KNOWN_FLAGS, Rows
 from seedrl.specs import Arrays, ArraySpec, EnvSpec, as_tree, leaves
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import framing
@@ -38,8 +38,6 @@ from seedrl.wire.messages import (
 )
 from seedrl.wire.spaces import MAX_NAME, decode_spaces, encode_spaces
 from seedrl.wire.text import decode_options, printable
-
-KNOWN_FLAGS = bytes(range(TERMINATED + TRUNCATED + RESET + LIFE + 1))
 
 ENV_ID = np.dtype("<i4")
 UNSIGNED = np.dtype("<u4")

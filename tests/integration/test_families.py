@@ -129,6 +129,16 @@ def test_lost_life_ends_an_episode_if_asked_for() -> None:
     assert all(lives[row + 1] == RESET | flag & LIFE for row, flag in enumerate(lives[:-1]) if flag & ENDED)
 
 
+def test_lives_are_streamed_and_trained_on(start_learner: StartLearner, start_actor: StartActor) -> None:
+    """Games are counted, not lives: a game of Breakout has five, each of which lasts for several updates."""
+    settings = composed("learner", ["env=breakout"])
+    learner = start_learner(env=settings.env, model=settings.model, metrics="")
+    start_actor(learner.address, make_pool, threads=1)
+    eventually(lambda: learner.service.serving.episodes >= 1 or learner.ended())
+    assert learner.service.serving.episodes >= 1
+    assert learner.service.learning.skipped_updates == 0
+
+
 def test_lives_of_a_game_add_up_to_what_the_game_is_worth_alone() -> None:
     """Only the last life ends a game: what is counted of lives is what envpool counts of games."""
     options = {"episodic_life": True, "noop_max": 1}
