@@ -11,7 +11,20 @@ from subprocess import PIPE
 import pytest
 
 from bench.harness import Report, Turn
-from bench.peers import HERE, LEFT_OUT, OURS, SIDES, TARGET, Outcome, Side, compare, conclude, measure, parse
+from bench.peers import (
+    HERE,
+    LEFT_OUT,
+    OURS,
+    SIDES,
+    Outcome,
+    Side,
+    compare,
+    conclude,
+    measure,
+    on_cartpole,
+    on_lunarlander,
+    parse,
+)
 from bench.peers.meter import end_descendants, family, tree_cpu
 from bench.peers.venvs import PeerFailed, last_words, prepare, requirements
 
@@ -89,7 +102,7 @@ def test_compare_without_any_peer_lists_each_as_skipped_and_measures_ours() -> N
     assert skipped == [f"skipped {name}: it does not install: no network" for name in _in_order(ADAPTERS)]
     assert {row["side"] for row in report.table} == {OURS}
     assert report.ratios == []
-    assert sum(note.startswith("no ") for note in report.notes) == 4
+    assert sum(note.startswith("no ") for note in report.notes) == 5
 
 
 def _in_order(names: Sequence[str]) -> list[str]:
@@ -172,9 +185,11 @@ def test_conclude_ratios_are_over_the_best_peer_of_each_measure() -> None:
             Side(OURS, "pong"): [outcome(900, cpu=2.0)],
             Side("cleanrl_ppo", "pong"): [outcome(600, cpu=2.0)],
             Side("rllib_impala", "pong"): [outcome(300, cpu=0.5)],
-            Side(OURS, "cartpole", TARGET): [outcome(12_000, seconds=10.0)],
-            Side("sb3_ppo", "cartpole", TARGET): [outcome(3_000, seconds=20.0)],
+            on_cartpole(OURS): [outcome(12_000, seconds=10.0)],
+            on_cartpole("sb3_ppo"): [outcome(3_000, seconds=20.0)],
             Side("sample_factory_appo", "cartpole"): [outcome(8_000)],
+            on_lunarlander(OURS): [outcome(2_000, seconds=90.0)],
+            on_lunarlander("sb3_ppo"): [outcome(1_000, seconds=60.0)],
             Side(OURS, "inference"): [outcome(5_000)],
         },
     )
@@ -183,13 +198,14 @@ def test_conclude_ratios_are_over_the_best_peer_of_each_measure() -> None:
         "over_best_peer_per_cpu": (0.75, False),
         "cartpole_over_sample_factory": (1.5, False),
         "cartpole_seconds_over_sb3": (0.5, True),
+        "lunarlander_seconds_over_sb3": (1.5, False),
     }
-    assert [row["seconds to 475"] for row in report.table if "seconds to 475" in row] == [10.0, 20.0]
+    assert [row["seconds to it"] for row in report.table if "seconds to it" in row] == [10.0, 20.0, 90.0, 60.0]
 
 
 def test_conclude_target_never_reached_gives_no_ratio_but_a_note() -> None:
     report = Report("peers")
-    found = {Side(OURS, "cartpole", TARGET): [outcome(1)], Side("sb3_ppo", "cartpole", TARGET): [outcome(1, seconds=9)]}
+    found = {on_cartpole(OURS): [outcome(1)], on_cartpole("sb3_ppo"): [outcome(1, seconds=9)]}
     conclude(report, found)
     assert "cartpole_seconds_over_sb3" not in {ratio.name for ratio in report.ratios}
     assert any("cartpole_seconds_over_sb3" in note for note in report.notes)

@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-PATIENCE = 120.0  # seconds after which a target counts as not reached
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def arguments() -> argparse.Namespace:
     """Return the arguments that every adapter takes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--env", required=True, help="pong, cartpole, or inference for what only serves")
+    parser.add_argument("--env", required=True, help="a preset of seedrl, or inference for what only serves")
     parser.add_argument("--seconds", type=float, required=True, help="to measure for, after the warm-up")
     parser.add_argument("--target", type=float, default=0.0, help="also go on until this mean return of 100 episodes")
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds after which it counts as not reached")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
@@ -49,7 +49,7 @@ class Meter:
         if now - wall_before >= asked.seconds and "steps" not in self.result:
             cpu = tree_cpu(os.getpid()) - cpu_before
             self.result |= {"steps": steps - steps_before, "wall": now - wall_before, "cpu": cpu}
-        is_settled = not asked.target or "seconds_to_target" in self.result or now - self._began >= PATIENCE
+        is_settled = not asked.target or "seconds_to_target" in self.result or now - self._began >= asked.patience
         return "steps" in self.result and is_settled
 
     def finish(self) -> NoReturn:

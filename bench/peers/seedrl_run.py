@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.peers.meter import PATIENCE, Meter, arguments, end_descendants, finish
+from bench.peers.meter import Meter, arguments, end_descendants, finish
 from bench.rig import ServingRig, private_address, vtrace_config
 from seedrl.models.build import build_model
 
@@ -31,7 +31,7 @@ def train(asked: argparse.Namespace, learned: dict[str, float]) -> NoReturn:
     run_dir = Path(tempfile.mkdtemp(), "run")
     run = start(asked, run_dir, "stop.return_mean_100=null", "stop.env_steps=1000000000")
     meter, seen, since = Meter(asked, warm_up=0.0), 0, time.monotonic()
-    while run.poll() is None and time.monotonic() - since < PATIENCE:
+    while run.poll() is None and time.monotonic() - since < asked.patience:
         rows = metrics_of(run_dir)
         if len(rows) > seen:
             seen, since = len(rows), time.monotonic()
@@ -47,7 +47,7 @@ def learn(asked: argparse.Namespace) -> dict[str, float]:
     run_dir = Path(tempfile.mkdtemp(), "run")
     run = start(asked, run_dir, f"stop.return_mean_100={asked.target:g}")
     try:
-        run.wait(PATIENCE)
+        run.wait(asked.patience)
     except subprocess.TimeoutExpired:
         end_descendants(os.getpid())
         run.wait()

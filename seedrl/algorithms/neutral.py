@@ -21,10 +21,10 @@ class Effort(NamedTuple):
 
 
 ONE_STEP = Effort(1, 1)
-ON_VECTORS = {"ppo": Effort(10, 32), "vtrace": Effort(1, 4), "pqn": Effort(2, 16), "bc": Effort(1, 8)}
+ON_VECTORS = {"ppo": Effort(10, 32), "vtrace": Effort(2, 4), "pqn": Effort(2, 16), "bc": Effort(1, 8)}
 ON_UNROLLS = {
     "ppo": Effort(10, 8),
-    "vtrace": Effort(1, 4),
+    "vtrace": Effort(2, 4),
     "pqn": Effort(2, 8),
     "bc": Effort(1, 4),
 }  # rows of an unroll are alike

@@ -205,7 +205,7 @@ def learner_settings(setup: Setup, violations: Path) -> tuple[str, ...]:
             f"model.options={model}",
         ),
         f"env.options={_hydra(mock_options(setup.size, step_seconds=setup.step_seconds))}",
-        *("algorithm=vtrace", f"algorithm.unroll_length={setup.unroll_length}"),
+        *("algorithm=impala", f"algorithm.unroll_length={setup.unroll_length}"),
         f"algorithm.batch_size={setup.batch_size}",
         *(f"actors.envs={setup.envs}", "actors.groups=2"),
         f"serving.max_slots={(setup.actors + setup.spare) * setup.envs}",

@@ -30,7 +30,7 @@ LEARNER = (
     "env.options={length: 5}",
     "actors.envs=8",
     "stop.env_steps=4000",
-    "algorithm=vtrace",
+    "algorithm=impala",
     "algorithm.batch_size=4",
 )
 

@@ -29,7 +29,7 @@ def test_run_grows_while_the_learner_waits_and_shrinks_once_it_does_not(commands
         f"env.options={{path:'{slow}',seconds:{STEP / 4}}}",
         *("model.name=tests.fakes:PacedModel", f"model.options={{seconds:{UPDATE}}}"),
         *("actors.count=1", "actors.at_most=3", "actors.envs=4", "actors.groups=1", "actors.threads=1"),
-        *("algorithm=vtrace", "algorithm.batch_size=4", "algorithm.unroll_length=4", "stop.env_steps=1_000_000_000"),
+        *("algorithm=impala", "algorithm.batch_size=4", "algorithm.unroll_length=4", "stop.env_steps=1_000_000_000"),
         path=ROOT,
     )
 

@@ -77,7 +77,7 @@ def test_run_command_steps_ones_own_environment_in_processes(commands: Commands)
         *(
             "actors.envs=4",
             "stop.env_steps=2000",
-            "algorithm=vtrace",
+            "algorithm=impala",
             "algorithm.batch_size=4",
             "display=plain",
             "metrics=",

@@ -55,7 +55,7 @@ def test_node_actor_steps_its_own_environments_pauses_rejoins_and_exits_when_tra
 ) -> None:
     address = free_address()
     settings = ["env=own", f"listen={address}", "run_dir=run", "actors.envs=8", "threads=1", "metrics="]
-    settings += ["algorithm=vtrace", "algorithm.unroll_length=10", "algorithm.batch_size=8"]
+    settings += ["algorithm=impala", "algorithm.unroll_length=10", "algorithm.batch_size=8"]
     first = commands.start("learner", *settings, "stop.env_steps=1_000_000_000")
     eventually(lambda: is_listening(address) or not first.is_running)
     with node_actor(example, address) as node:

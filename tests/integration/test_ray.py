@@ -285,7 +285,7 @@ def test_job_grows_while_the_learner_waits_and_shrinks_once_it_does_not(cluster:
         *(*INSECURE, "env=any", "env.id=tests.simulators:Sluggish", f"env.options={{path:'{slow}',seconds:0.0125}}"),
         *("model.name=tests.fakes:PacedModel", "model.options={seconds:0.05}", f"+launch.env.PYTHONPATH={ROOT}"),
         *("actors.count=1", "actors.at_most=3", "actors.envs=4", "actors.groups=1", "actors.threads=1"),
-        *("algorithm=vtrace", "algorithm.batch_size=4", "algorithm.unroll_length=4", "stop.env_steps=1_000_000_000"),
+        *("algorithm=impala", "algorithm.batch_size=4", "algorithm.unroll_length=4", "stop.env_steps=1_000_000_000"),
     )
     first = job.runs("learner", "actor-0")
     eventually(lambda: len(job.runs(*first)) == 4, 150.0)
