@@ -201,7 +201,7 @@ class Actions:
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         action = action.unsqueeze(-1) if self._is_single else action
         split = zip(self._parts, self._by_part(parameters), action.split(self._entries, dim=-1), strict=True)
-        return torch.stack([part.log_prob(own, taken) for part, own, taken in split]).sum(dim=0)
+        return _total([part.log_prob(own, taken) for part, own, taken in split])
 
     def squashed_log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Return the log of the density of what `to_env` makes of actions, in units where -1 … 1 spans the bounds.
@@ -209,17 +209,16 @@ class Actions:
         All actions have to be continuous, bounded and squashed: `is_squashed`.
         """
         split = zip(self._parts, self._by_part(parameters), action.split(self._entries, dim=-1), strict=True)
-        densities = [part.squashed_log_prob(own, taken) for part, own, taken in split if isinstance(part, Gaussian)]
-        return torch.stack(densities).sum(dim=0)
+        return _total([part.squashed_log_prob(own, taken) for part, own, taken in split if isinstance(part, Gaussian)])
 
     def entropy(self, parameters: Tensor) -> Tensor:
         split = zip(self._parts, self._by_part(parameters), strict=True)
-        return torch.stack([part.entropy(own) for part, own in split]).sum(dim=0)
+        return _total([part.entropy(own) for part, own in split])
 
     def divergence(self, parameters: Tensor, other: Tensor) -> Tensor:
         """Return the KL divergence of another distribution from this one, KL(this ‖ other), of each row."""
         split = zip(self._parts, self._by_part(parameters), self._by_part(other), strict=True)
-        return torch.stack([part.divergence(own, theirs) for part, own, theirs in split]).sum(dim=0)
+        return _total([part.divergence(own, theirs) for part, own, theirs in split])
 
     def features(self, action: Tensor) -> Tensor:
         """Encode actions [..., *shape] as inputs of a network, [..., feature_size]: one-hot, or tanh of a Gaussian."""
@@ -242,6 +241,11 @@ class Actions:
 
     def _by_part(self, parameters: Tensor) -> tuple[Tensor, ...]:
         return parameters.split(self._parameters, dim=-1) if len(self._parts) > 1 else (parameters,)
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    """Return the sum over the parts of an action, most of which have only one."""
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
 
 def _tempered(logits: Tensor, temperature: Tensor) -> Tensor:

@@ -367,7 +367,7 @@ def test_running_moments_are_those_of_the_weighted_mixture_of_all_batches() -> N
         scale * torch.randn(size, generator=generator) + scale for size, scale in ((5, 1.0), (50, 9.0), (2, -4.0))
     ]
     for batch in batches:
-        moments.merge_sums(moments.sums(batch))
+        moments.merge_sums(moments.sums(batch.double() - moments.mean))
     mean = torch.stack([batch.double().mean() for batch in batches]).mean()
     square = torch.stack([batch.double().square().mean() for batch in batches]).mean()
     torch.testing.assert_close(moments.mean, mean)
@@ -379,8 +379,10 @@ def test_running_moments_of_parts_of_a_batch_add_up_to_those_of_the_whole() -> N
     rows = 1e4 + torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
     whole, parts = RunningMoments(2), RunningMoments(2)
     for batch in rows.split(15):
-        whole.merge_sums(whole.sums(batch))
-        parts.merge_sums(torch.stack([parts.sums(part) for part in batch.split([4, 11])]).sum(dim=0) / 3)
+        whole.merge_sums(whole.sums(batch.double() - whole.mean))
+        parts.merge_sums(
+            torch.stack([parts.sums(part.double() - parts.mean) for part in batch.split([4, 11])]).sum(dim=0) / 3
+        )
     torch.testing.assert_close(parts.variance, whole.variance)
     torch.testing.assert_close(parts.mean, whole.mean)
 

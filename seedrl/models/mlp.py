@@ -61,10 +61,11 @@ class Normalize(nn.Module):
         self.register_buffer("staged", torch.zeros(3, size, dtype=torch.float64), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
+        distance = rows.double() - self.moments.mean
         if torch.is_grad_enabled():
-            self.staged += self.moments.sums(rows.detach())
+            self.staged += self.moments.sums(distance.detach())
         scale = self.moments.variance.clamp(min=MIN_VARIANCE).rsqrt()
-        return ((rows.double() - self.moments.mean) * scale).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS).float()
+        return (distance * scale).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS).float()
 
     def apply_staged(self) -> None:
         self.moments.merge_sums(self.staged)

@@ -78,14 +78,14 @@ class RunningMoments(nn.Module):
         self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros(()))  # train batches
 
-    def sums(self, rows: Tensor) -> Tensor:
-        """Return the sums [3, ...] over rows [N, ...]: 1, the distance from the mean, and its square.
+    def sums(self, distance: Tensor) -> Tensor:
+        """Return the sums [3, ...] over the distances [N, ...] of rows from the mean: 1, the distance, its square.
 
-        They are not finite if a value is larger than `LARGEST`: it would outweigh all others for very many updates.
+        They are not finite if a row is further away than `LARGEST`: it would outweigh all others for very many updates.
         """
-        distance = rows.double() - self.mean
-        sums = torch.stack([torch.ones_like(distance), distance, distance.square()]).sum(dim=1)
-        return torch.where(rows.abs().amax() < LARGEST, sums, math.nan)
+        count = torch.full_like(self.mean, len(distance))
+        sums = torch.stack([count, distance.sum(dim=0), distance.square().sum(dim=0)])
+        return torch.where(sums[2] < LARGEST**2, sums, math.nan)
 
     def merge_sums(self, sums: Tensor) -> None:
         """Include a train batch by its `sums`; leave it out if they are not finite or are of no rows."""
