@@ -4,6 +4,7 @@ Knows nothing of streams. Groups of environments circulate: a group that has its
 received.
 """
 
+import atexit
 import threading
 
 import numpy as np
@@ -17,6 +18,7 @@ from seedrl.tracebacks import failed
 
 PAUSE_SECONDS = 0.1  # between looks whether a pause is over
 RETURN_SECONDS = 1.0  # for the environments to give back the thread that waits for them
+LAST_SECONDS = 5.0  # for the same, once more, if the process ends: on a busy machine a step may take longer
 
 
 class SteppingGroups:
@@ -58,6 +60,7 @@ class SteppingGroups:
             self._in_pool.release()
         elif self.pool is not None:
             abandon(self.pool)
+            atexit.register(self._in_pool.acquire, timeout=LAST_SECONDS)  # before daemon threads are cut off
 
     def wait_for_pool(self) -> Pool | None:
         """Return the pool once it is built; None if the session ends first."""

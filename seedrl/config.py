@@ -185,7 +185,7 @@ class StoreConfig:
         "auto (on the learner's device) | host (in its main memory, for stores that do not fit an accelerator; "
         "observations are uploaded once more for training)",
     )
-    dump: str = key("", "directory to record all finished unrolls in, for source=DIR of other runs; empty for none")
+    dump: str = key("", "directory or URL to record all finished unrolls in, for source= of other runs; empty for none")
     dump_gb: float = key(10.0, "recorded unrolls to keep, in GiB; the oldest are deleted")
 
 
@@ -306,7 +306,9 @@ class LearnerConfig:
     socket: str = key("", "unix:PATH to listen on as well, without TLS; `seedrl run` uses one for its own actors")
     run_dir: str = key("", "run directory; an existing one is resumed; empty for runs/<env>/<time>")
     max_restarts: int = key(5, "restarts of a crashed learner within ten minutes before `seedrl run` gives up")
-    source: str = key("", "directory of recorded unrolls (store.dump) to train on without actors; empty for actors")
+    source: str = key(
+        "", "recorded unrolls (store.dump) to train on without actors, a directory or URL; empty for actors"
+    )
     init_from: str = key("", "run or checkpoint directory to load the initial weights from")
     teacher: str = key(
         "", "run or checkpoint directory of a policy that this one is kept close to; algorithm.teacher_*"

@@ -394,7 +394,10 @@ class LearnerState:
     store_capacity: float = gauge("Finished unrolls that the store can hold")
     store_bytes: float = gauge("Device memory of the store")
     store_limited: dict[str, float] = gauges(
-        "side", ("learner", "actors"), "1 while the limiter of a replay memory holds this side back"
+        "side",
+        ("filling", "learner", "actors"),
+        "Share of the last seconds in which the limiter of a replay memory held this side back; "
+        "filling is the learner, until there are store.min_size unrolls",
     )
     checkpoint_interval_seconds: float = gauge("checkpoint.seconds")
     actor_slowest_round_trip_seconds: float = gauge("Mean round trip of the slowest actor, in its latest report")

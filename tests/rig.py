@@ -83,6 +83,7 @@ class Rig:
         schedule: Schedule = CONSTANT,
         selector: Selector | None = None,
         device: torch.device = CPU,
+        memory: torch.device | None = None,
         players: int = 1,
         league: LeagueConfig | None = None,
     ) -> None:
@@ -98,7 +99,7 @@ class Rig:
         self.fraction = 0.0  # of the run that is over
         self.selector = CountingFifo()
         sizes = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
-        self.store = Store(spec, self.selector if selector is None else selector, sizes, device)
+        self.store = Store(spec, self.selector if selector is None else selector, sizes, device, memory=memory)
         self.answers: list[Answer] = []
         self.evaluated: list[FinishedEpisodes] = []
         self.inference = Inference(

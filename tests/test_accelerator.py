@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
             id="parity and races",
             marks=pytest.mark.long,
         ),
+        pytest.param(("test_host_store.py",), id="store on the host", marks=pytest.mark.long),
     ],
 )
 def test_simulated_accelerator(names: tuple[str, ...]) -> None:

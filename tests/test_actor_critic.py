@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.algorithms.actor_critic import RewardBound, actor_critic_signs, clipped_share, divergence
+from seedrl.algorithms.actor_critic import RewardBound, ValueTargets, actor_critic_signs, clipped_share, divergence
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.algorithms.signs import Sign
 from seedrl.specs import ContinuousSpec, EnvSpec
@@ -59,6 +59,20 @@ def test_reward_bound_leaves_out_rows_that_do_not_count() -> None:
     reward, target = torch.tensor([1.0, 50.0]), torch.tensor([10.0, 1e6])
     share = RewardBound(0.9, MODEL).share(reward, target, torch.tensor([1.0, 0.0]))
     assert float(share) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_value_targets_report_what_a_direct_computation_finds() -> None:
+    reward, value, target = (torch.tensor(row).double() for row in ([1.0, 2.0, 9.0], [1.0, 4.0, 7.0], [2.0, 4.0, 7.0]))
+    targets = ValueTargets(0.5, MODEL)
+    targets.note(reward=reward, value=value, target=target, weight=torch.tensor([0.5, 0.5, 0.0]))
+    expected = {
+        "value_share": 3.0 / 4.0,  # a mean of 3; rewards of 2 add up to 4
+        "explained_variance": 1 - 0.5 / 1.0,
+        "target_mean": 3.0,
+        "target_square": (4 + 16) / 2,
+    }
+    assert {name: number.item() for name, number in targets.report().items()} == pytest.approx(expected)
+    assert targets.unit.item() == 1.0
 
 
 def entropy_signs(spec: EnvSpec) -> dict[str, Sign]:

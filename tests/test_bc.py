@@ -16,7 +16,7 @@ from seedrl.specs import ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from tests.builders import learner_parts, one_step, same, weights
 from tests.fakes import make_spec
-from tests.test_vtrace_loss import DISCOUNT, END, UNTRAINED, VALUES, chain_rows, to_unrolls
+from tests.oracles import DISCOUNT, END, UNTRAINED, VALUES, chain_rows, learn, to_unrolls
 
 torch.set_num_threads(1)  # for tensors this small a second thread only waits
 
@@ -41,13 +41,7 @@ class Table(nn.Module):
 
 def trained(unrolls: Unrolls) -> Table:
     table = Table()
-    algorithm = BC(settings(), Actions(make_spec(num_actions=2)), table)
-    optimizer = torch.optim.SGD(table.parameters(), lr=6.0)
-    for _ in range(300):
-        for batch in algorithm.batches(unrolls):
-            optimizer.zero_grad()
-            algorithm.loss(batch, table, 0.0).total.backward()
-            optimizer.step()
+    learn(BC(settings(), Actions(make_spec(num_actions=2)), table), table, unrolls, steps=300, rate=6.0)
     return table
 
 

@@ -77,6 +77,20 @@ def test_budget_of_an_algorithm_with_critics_and_target_networks_counts_them() -
     assert checkpoint_bytes(config, model, sac) - checkpoint_bytes(config, model, without) >= 3 * critics + targets
 
 
+def test_budget_of_q_learning_counts_its_target_network_once_and_no_optimizer_for_it() -> None:
+    spec = make_spec((50,))
+    model = build_model(ModelConfig(layers=[16], popart=False, normalize=False), spec, seed=1)
+    config = LearnerConfig(algorithm=AlgorithmConfig(name="dqn", passes=1, minibatches=1))
+    dqn, pqn = (
+        build_algorithm(AlgorithmConfig(name=name, passes=1, minibatches=1), Actions(spec), model)
+        for name in ("dqn", "pqn")
+    )
+    target = sum(each.nbytes for each in model.state_dict().values())
+    budget, plain = budget_of(config, spec, model, dqn), budget_of(config, spec, model, pqn)
+    assert target <= budget.weights - plain.weights <= target + 64  # and a count of steps
+    assert budget.optimizer == plain.optimizer == 3 * sum(each.nbytes for each in model.parameters())
+
+
 def test_budget_of_serving_alone_has_no_optimizer_and_the_store_it_is_given() -> None:
     spec = make_spec((50,))
     model = TinyModel(spec)

@@ -113,6 +113,13 @@ def test_program_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture
 # Queries
 
 
+def test_panel_of_the_limiter_shows_the_share_of_time_that_each_side_waits() -> None:
+    (panel,) = [each for each in PANELS if each.title == "Held back by the limiter"]
+    assert (panel.unit, panel.max, panel.queries) == (Unit.share, 1.0, (("seedrl_store_limited", "{side}"),))
+    declaration = next(each for group in GROUPS for name, each in declared(group) if name == "store_limited")
+    assert declaration.values == ("filling", "learner", "actors")
+
+
 def test_known_metrics_have_the_names_they_are_exported_by() -> None:
     assert {
         "seedrl_env_steps_total",

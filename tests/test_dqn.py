@@ -1,12 +1,10 @@
 """Q-learning from replay: against slow transcriptions, on chains of known values, and on what inference recorded."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
@@ -22,24 +20,26 @@ from seedrl.specs import CategoricalSpec, ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Recorded, Unrolls
 from tests.builders import learner_parts, one_step, same, weights
 from tests.fakes import FakePool, TinyModel, make_job, make_spec
-from tests.rig import Rig
-from tests.test_vtrace_loss import (
+from tests.oracles import (
     DISCOUNT,
     END,
+    MISTAKES,
     UNTRAINED,
     VALUES,
+    Array,
+    Mistake,
+    assert_values,
     chain_rows,
+    learn,
+    random_ends,
     random_unrolls,
-    reset_as_transition,
-    reset_observation_as_final,
+    slow_returns,
     to_unrolls,
-    truncation_as_termination,
 )
+from tests.rig import Rig
 
 torch.set_num_threads(1)  # for tensors this small a second thread only waits
 
-Array = NDArray[np.float64]
-Mistake = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 PERIOD = 5
 
 
@@ -50,30 +50,10 @@ def settings(**own: Any) -> AlgorithmConfig:
 # Returns.
 
 
-def slow_return(reward: Array, gamma: Array, value: Array, valid: Array, t: int, steps: int) -> float:
-    """The n-step return of one environment from row t, by walking forward."""
-    total, factor, row = 0.0, 1.0, t
-    while row < len(reward) and row - t < steps and valid[row]:
-        total += factor * reward[row]
-        factor *= gamma[row]
-        row += 1
-    return total + factor * value[row]
-
-
-def random_case(seed: int, length: int = 9, batch: int = 7) -> dict[str, Array]:
-    random = np.random.default_rng(seed)
-    shape = (length, batch)
-    valid = random.random(shape) > 0.25
-    ends_next = np.concatenate([~valid[1:], random.random((1, batch)) < 0.3])
-    gamma = np.where(ends_next & (random.random(shape) < 0.5), 0.0, 0.9)  # terminated, else truncated
-    value = random.normal(size=(length + 1, batch))
-    return {"reward": random.normal(size=shape), "gamma": gamma, "value": value, "valid": valid}
-
-
-def slow_returns(case: dict[str, Array], steps: int) -> Array:
+def random_case(seed: int) -> dict[str, Array]:
+    case = random_ends(seed)
     length, batch = case["reward"].shape
-    columns = [{name: array[:, b] for name, array in case.items()} for b in range(batch)]
-    return np.array([[slow_return(**column, t=t, steps=steps) for column in columns] for t in range(length)])
+    return {**case, "value": np.random.default_rng([seed, 1]).normal(size=(length + 1, batch))}
 
 
 def returns_of(case: dict[str, Array], steps: int) -> Array:
@@ -92,7 +72,7 @@ def returns_of(case: dict[str, Array], steps: int) -> Array:
 def test_n_step_random_ends_equals_a_walk_forward(seed: int, steps: int) -> None:
     case = random_case(seed)
     valid = case["valid"].astype(bool)
-    np.testing.assert_allclose(returns_of(case, steps)[valid], slow_returns(case, steps)[valid], rtol=1e-12)
+    np.testing.assert_allclose(returns_of(case, steps)[valid], slow_returns(case, steps)[valid], rtol=1e-12, atol=1e-12)
 
 
 def test_n_step_chain_has_its_closed_form() -> None:
@@ -168,22 +148,13 @@ def make_dqn(model: nn.Module, num_actions: int = 2, **own: Any) -> DQN:
 def learned_values(unrolls: Unrolls, **own: Any) -> Tensor:
     """The table [END + 1] that training on these unrolls converges to."""
     table = Table(torch.full((END + 1,), UNTRAINED))
-    algorithm, optimizer = make_dqn(table, **own), torch.optim.SGD(table.parameters(), lr=4.0)
-    for _ in range(150):
-        for batch in algorithm.batches(unrolls):
-            optimizer.zero_grad()
-            loss = algorithm.loss(batch, table, 0.0)
-            loss.total.backward()
-            optimizer.step()
-            algorithm.stepped(loss)
+    learn(make_dqn(table, **own), table, unrolls, steps=150)
     return table.values.detach()
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_loss_chain_with_time_limit_learns_the_values_without_it(steps: int) -> None:
-    learned = learned_values(to_unrolls(chain_rows(300)), n_steps=steps)
-    torch.testing.assert_close(learned[:END], VALUES, rtol=0, atol=1e-3)
-    assert learned[END] == UNTRAINED  # a terminal observation has no transition to learn from
+    assert_values(learned_values(to_unrolls(chain_rows(300)), n_steps=steps))
 
 
 def test_loss_chain_is_learned_on_another_scale() -> None:
@@ -191,7 +162,7 @@ def test_loss_chain_is_learned_on_another_scale() -> None:
     torch.testing.assert_close(learned[:END], rescaled(VALUES), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("mistake", [truncation_as_termination, reset_observation_as_final, reset_as_transition])
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_loss_mistaken_episode_ends_learn_other_values(mistake: Mistake) -> None:
     learned = learned_values(to_unrolls(mistake(chain_rows(300))))
     assert (learned[:END] - VALUES).abs().max() > 0.3

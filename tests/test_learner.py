@@ -12,6 +12,7 @@ from seedrl.learning.learner import PATIENCE, REPORT_EVERY
 from seedrl.models.build import build_model
 from tests.builders import LearnerParts, learner_parts, one_step, record, same, weights
 from tests.fakes import TinyModel, make_spec
+from tests.oracles import assert_continues_exactly
 
 PER_BATCH = 2 * 3  # transitions of a train batch of the learners here
 
@@ -306,13 +307,4 @@ def test_learner_skips_a_step_of_the_model_and_the_networks_together() -> None:
 
 
 def test_learner_with_networks_continues_exactly_from_its_tensors() -> None:
-    first, second = with_critic(), with_critic()
-    first.record()
-    assert first.update()
-    saved = {name: tensor.clone() for name, tensor in first.learner.tensors().items()}
-    second.learner.model.load_state_dict(first.learner.model.state_dict())
-    second.learner.load(saved)
-    for parts in (first, second):
-        parts.record(seed=1)
-        assert parts.update()
-    assert same(first.learner.tensors(), second.learner.tensors())
+    assert_continues_exactly(with_critic(), with_critic())

@@ -21,7 +21,7 @@ from seedrl.specs import EnvSpec
 from seedrl.types import Unrolls
 from tests.builders import learner_parts, one_step, same, weights
 from tests.fakes import TinyModel, make_spec
-from tests.test_vtrace_loss import random_unrolls
+from tests.oracles import random_unrolls
 
 torch.set_num_threads(1)  # for tensors this small a second thread only waits
 

@@ -1,12 +1,11 @@
 """Q(lambda) against its definition and in closed form, the loss of PQN, and that it learns."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
@@ -22,23 +21,23 @@ from seedrl.specs import CategoricalSpec, ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from tests.builders import learner_parts, one_step, same, weights
 from tests.fakes import TinyModel, make_spec
-from tests.test_vtrace_loss import (
+from tests.oracles import (
     DISCOUNT,
     END,
+    MISTAKES,
     UNTRAINED,
     VALUES,
+    Array,
+    Mistake,
+    assert_values,
     chain_rows,
+    learn,
+    random_ends,
     random_unrolls,
-    reset_as_transition,
-    reset_observation_as_final,
     to_unrolls,
-    truncation_as_termination,
 )
 
 torch.set_num_threads(1)  # for tensors this small a second thread only waits
-
-Array = NDArray[np.float64]
-Mistake = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def settings(**changes: Any) -> AlgorithmConfig:
@@ -77,13 +76,9 @@ def expected_targets(case: dict[str, Array], trace_lambda: float) -> Array:
     return target
 
 
-def random_case(seed: int, length: int = 9, batch: int = 7) -> dict[str, Array]:
-    random = np.random.default_rng(seed)
-    shape = (length, batch)
-    valid = random.random(shape) > 0.25
-    ends_next = np.concatenate([~valid[1:], random.random((1, batch)) < 0.3])
-    gamma = np.where(ends_next & (random.random(shape) < 0.5), 0.0, 0.9)  # terminated, else truncated
-    return {"reward": random.normal(size=shape), "gamma": gamma, "best": random.normal(size=shape), "valid": valid}
+def random_case(seed: int) -> dict[str, Array]:
+    case = random_ends(seed)
+    return {**case, "best": np.random.default_rng([seed, 1]).normal(size=case["reward"].shape)}
 
 
 def targets_of(case: dict[str, Array], trace_lambda: float) -> Array:
@@ -150,22 +145,15 @@ def make_pqn(model: nn.Module, num_actions: int = 2, **changes: Any) -> PQN:
 def learned_values(unrolls: Unrolls) -> Tensor:
     """The table [END + 1] that training on these unrolls converges to."""
     table = Table(torch.full((END + 1,), UNTRAINED))
-    algorithm, optimizer = make_pqn(table), torch.optim.SGD(table.parameters(), lr=4.0)
-    for _ in range(120):
-        for batch in algorithm.batches(unrolls):
-            optimizer.zero_grad()
-            algorithm.loss(batch, table, 0.0).total.backward()
-            optimizer.step()
+    learn(make_pqn(table), table, unrolls, steps=120)
     return table.values.detach()
 
 
 def test_loss_chain_with_time_limit_learns_the_values_without_it() -> None:
-    learned = learned_values(to_unrolls(chain_rows(300)))
-    torch.testing.assert_close(learned[:END], VALUES, rtol=0, atol=1e-3)
-    assert learned[END] == UNTRAINED  # a terminal observation has no transition to learn from
+    assert_values(learned_values(to_unrolls(chain_rows(300))))
 
 
-@pytest.mark.parametrize("mistake", [truncation_as_termination, reset_observation_as_final, reset_as_transition])
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_loss_mistaken_episode_ends_learn_other_values(mistake: Mistake) -> None:
     learned = learned_values(to_unrolls(mistake(chain_rows(300))))
     assert (learned[:END] - VALUES).abs().max() > 0.3

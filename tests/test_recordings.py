@@ -1,6 +1,7 @@
 """Recorded unrolls: what is written is what is trained on, in an order that follows from the seed, or it is refused."""
 
 import json
+import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -14,6 +15,7 @@ from seedrl.errors import ConfigError
 from seedrl.metrics import ServingMetrics
 from seedrl.recordings import recorder as recorders
 from seedrl.recordings.files import MANIFEST, Content, Manifest, Recording, load_shard
+from seedrl.recordings.places import Place, RemotePath, place_of, replace
 from seedrl.recordings.recorder import UnrollRecorder
 from seedrl.recordings.source import RecordedUnrolls, check_recording
 from seedrl.run.checkpoint import Tensors
@@ -29,7 +31,14 @@ SPEC = make_spec()
 CONTENT = Content("Fake-v0", encoded_spec(SPEC), unroll_length=3, frame_stack=1)
 
 
-def make_recorder(directory: Path, content: Content = CONTENT, **options: Any) -> UnrollRecorder:
+@pytest.fixture(params=["path", "memory", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A directory for a recording: on this machine, and behind URLs of two kinds."""
+    urls = {"path": str(tmp_path), "memory": f"memory://recordings{tmp_path}", "file": f"file://{tmp_path}/"}
+    return place_of("source", urls[request.param])
+
+
+def make_recorder(directory: Place, content: Content = CONTENT, **options: Any) -> UnrollRecorder:
     """Return a recorder that has begun, with a shard for every two commits."""
     given = {"most_bytes": 1e9, "say": pytest.fail, "on_failure": pytest.fail, "shard_bytes": 1200, **options}
     recorder = UnrollRecorder(directory, content, "tests", **given)
@@ -46,7 +55,7 @@ def make_store(record_to: UnrollRecorder | None = None, core_size: int = 0, **se
     return Store(SPEC, build_selector(config), sizes, CPU, record=record_to.record if record_to else None)
 
 
-def dump(directory: Path, commits: int, first: int = 0, **options: Any) -> None:
+def dump(directory: Place, commits: int, first: int = 0, **options: Any) -> None:
     """Record 4 unrolls in each commit; the reward of a row tells which unroll it is in."""
     recorder = make_recorder(directory, **options)
     store = make_store(recorder)
@@ -68,14 +77,14 @@ def trained_on(source: RecordedUnrolls, batches: int) -> list[list[float]]:
     return numbers
 
 
-def make_source(directory: Path, seed: int = 1, metrics: ServingMetrics | None = None, **settings: Any) -> Any:
+def make_source(directory: Place, seed: int = 1, metrics: ServingMetrics | None = None, **settings: Any) -> Any:
     recording = Recording.open(directory)
     return RecordedUnrolls(recording, make_store(**settings), metrics or ServingMetrics(), seed, updates=lambda: 5)
 
 
-def test_recorded_unrolls_are_trained_on_once_in_each_epoch_in_an_order_of_the_seed(tmp_path: Path) -> None:
-    dump(tmp_path / "rank-0", commits=6)
-    first, again, other = (trained_on(make_source(tmp_path, seed), 12) for seed in (1, 1, 2))
+def test_recorded_unrolls_are_trained_on_once_in_each_epoch_in_an_order_of_the_seed(place: Place) -> None:
+    dump(place / "rank-0", commits=6)
+    first, again, other = (trained_on(make_source(place, seed), 12) for seed in (1, 1, 2))
     assert first == again != other
     for epoch in (first[:6], first[6:]):
         assert sorted(chain(*epoch)) == list(range(24))
@@ -116,48 +125,49 @@ def test_source_feeds_a_replay_memory_with_everything(tmp_path: Path) -> None:
     assert len(counts) == 24
 
 
-def test_recording_of_several_processes_is_trained_on_by_one(tmp_path: Path) -> None:
-    dump(tmp_path / "rank-0", commits=2)
-    dump(tmp_path / "rank-1", commits=3, first=2)
-    assert sorted(chain(*trained_on(make_source(tmp_path), 5))) == list(range(20))
+def test_recording_of_several_processes_is_trained_on_by_one(place: Place) -> None:
+    dump(place / "rank-0", commits=2)
+    dump(place / "rank-1", commits=3, first=2)
+    assert sorted(chain(*trained_on(make_source(place), 5))) == list(range(20))
 
 
-def test_recording_is_continued_and_the_oldest_shards_are_deleted_beyond_the_bound(tmp_path: Path) -> None:
-    folder = tmp_path / "rank-0"
+def test_recording_is_continued_and_the_oldest_shards_are_deleted_beyond_the_bound(place: Place) -> None:
+    folder = place / "rank-0"
     dump(folder, commits=4)
     first = Manifest.read(folder).shards
     dump(folder, commits=4, first=4, most_bytes=3 * first[0].bytes)
     shards = Manifest.read(folder).shards
     assert [shard.name for shard in shards][-1] == "unrolls-000003.safetensors"
     assert sum(shard.bytes for shard in shards) <= 3 * first[0].bytes
-    assert sorted(path.name for path in folder.glob("*.safetensors")) == [shard.name for shard in shards]
+    there = sorted(str(path) for path in folder.glob("*.safetensors"))
+    assert there == [str(folder / shard.name) for shard in shards]
     assert 31.0 in load_shard(folder / shards[-1].name)["reward"]
 
 
-def test_bit_that_has_flipped_is_refused_with_the_name_of_its_file(tmp_path: Path) -> None:
-    dump(tmp_path / "rank-0", commits=6)
-    path = tmp_path / "rank-0" / "unrolls-000001.safetensors"
+def test_bit_that_has_flipped_is_refused_with_the_name_of_its_file(place: Place) -> None:
+    dump(place / "rank-0", commits=6)
+    path = place / "rank-0" / "unrolls-000001.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
-    path.write_bytes(content)
+    replace(path, bytes(content))
     with pytest.raises(ConfigError, match=r"rank-0/unrolls-000001.safetensors does not match its manifest"):
-        Recording.open(tmp_path)
+        Recording.open(place)
 
 
-def remove_shard(folder: Path) -> None:
+def remove_shard(folder: Place) -> None:
     (folder / "unrolls-000000.safetensors").unlink()
 
 
-def cut_manifest(folder: Path) -> None:
-    (folder / MANIFEST).write_text((folder / MANIFEST).read_text()[:50])
+def cut_manifest(folder: Place) -> None:
+    replace(folder / MANIFEST, (folder / MANIFEST).read_bytes()[:50])
 
 
-def change_format(folder: Path) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(json.dumps({**manifest, "format": 9}))
+def change_format(folder: Place) -> None:
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    replace(folder / MANIFEST, json.dumps({**manifest, "format": 9}).encode())
 
 
-def remove_manifest(folder: Path) -> None:
+def remove_manifest(folder: Place) -> None:
     (folder / MANIFEST).unlink()
 
 
@@ -170,20 +180,20 @@ def remove_manifest(folder: Path) -> None:
         (remove_manifest, "holds no recorded unrolls; store.dump=DIR records some"),
     ],
 )
-def test_recording_that_cannot_be_used_is_refused_by_name(damage: Any, words: str, tmp_path: Path) -> None:
-    dump(tmp_path / "rank-0", commits=2)
-    damage(tmp_path / "rank-0")
+def test_recording_that_cannot_be_used_is_refused_by_name(damage: Any, words: str, place: Place) -> None:
+    dump(place / "rank-0", commits=2)
+    damage(place / "rank-0")
     with pytest.raises(ConfigError, match=words):
-        Recording.open(tmp_path)
+        Recording.open(place)
 
 
-def test_recording_of_other_settings_is_neither_continued_nor_trained_on(tmp_path: Path) -> None:
-    dump(tmp_path / "rank-0", commits=2)
+def test_recording_of_other_settings_is_neither_continued_nor_trained_on(place: Place) -> None:
+    dump(place / "rank-0", commits=2)
     other = Content("Fake-v0", CONTENT.spec, unroll_length=7, frame_stack=1)
     with pytest.raises(ConfigError, match="holds unrolls of other settings"):
-        make_recorder(tmp_path / "rank-0", other)
+        make_recorder(place / "rank-0", other)
     with pytest.raises(ConfigError, match=r"recorded with algorithm.unroll_length=3; set that, not 7"):
-        check_recording(Recording.open(tmp_path), "Fake-v0", 7, 1)
+        check_recording(Recording.open(place), "Fake-v0", 7, 1)
 
 
 def test_core_state_of_another_model_begins_at_zero(tmp_path: Path) -> None:
@@ -197,7 +207,7 @@ def test_core_state_of_another_model_begins_at_zero(tmp_path: Path) -> None:
 
 
 def test_disk_that_is_full_ends_the_recording_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(directory: Path, number: int, unrolls: Tensors) -> Any:
+    def full(directory: Place, number: int, unrolls: Tensors) -> Any:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(recorders, "write_shard", full)
@@ -211,6 +221,35 @@ def test_thread_that_dies_is_reported_and_blocks_nothing(tmp_path: Path, monkeyp
     errors: list[BaseException] = []
     dump(tmp_path / "rank-0", commits=40, on_failure=errors.append)
     assert [type(error) for error in errors] == [ZeroDivisionError]
+
+
+def test_place_of_a_path_needs_no_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    assert place_of("store.dump", "some/where") == Path("some/where")
+    with pytest.raises(ConfigError, match=r"store.dump=memory://a needs fsspec, .* pip install 'seedrl\[remote\]'"):
+        place_of("store.dump", "memory://a")
+
+
+def test_place_of_a_kind_that_nobody_knows_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"source=nowhere://a/b cannot be opened: Protocol not known: nowhere"):
+        place_of("source", "nowhere://a/b")
+
+
+def test_place_whose_package_is_missing_is_refused_with_the_name_of_that_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ConfigError, match=r"store.dump=s3://bucket/a cannot be opened: Install s3fs"):
+        place_of("store.dump", "s3://bucket/a")
+
+
+def test_remote_path_has_the_words_of_its_url() -> None:
+    place = place_of("source", "memory://recordings/of/a/run/")
+    assert isinstance(place, RemotePath)
+    assert str(place / "rank-0") == "memory://recordings/of/a/run/rank-0"
+    assert str((place / "rank-0" / MANIFEST).parent) == "memory://recordings/of/a/run/rank-0"
+    assert not (place / "rank-0").exists()
 
 
 @pytest.mark.parametrize(

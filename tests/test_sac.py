@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,19 +20,21 @@ from seedrl.errors import ConfigError
 from seedrl.models.build import build_model
 from seedrl.specs import ArraySpec, CategoricalSpec, ContinuousSpec, EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
-from tests.builders import learner_parts, one_step, same, weights
+from tests.builders import learner_parts, one_step, weights
 from tests.fakes import TinyModel
-from tests.test_dqn import slow_returns
-from tests.test_vtrace_loss import (
+from tests.oracles import (
     DISCOUNT,
     END,
+    MISTAKES,
     UNTRAINED,
+    Mistake,
+    assert_continues_exactly,
+    assert_values,
     chain_rows,
+    learn,
     random_unrolls,
-    reset_as_transition,
-    reset_observation_as_final,
+    slow_returns,
     to_unrolls,
-    truncation_as_termination,
 )
 
 torch.set_num_threads(1)  # for tensors this small a second thread only waits
@@ -255,14 +256,7 @@ def learned_values(unrolls: Unrolls, monkeypatch: pytest.MonkeyPatch, steps: int
     algorithm = make_sac(model, box_spec(size=END + 1), n_steps=steps, temperature=TEMPERATURE, target_rate=0.5)
     monkeypatch.setattr(algorithm, "_drawn", lambda parameters: parameters.chunk(2, dim=-1)[0])
     unrolls = unrolls._replace(action=torch.zeros(*unrolls.action.shape, 2))
-    optimizer = torch.optim.SGD(algorithm.networks.critics.parameters(), lr=4.0)
-    for _ in range(150):
-        for batch in algorithm.batches(unrolls):
-            optimizer.zero_grad()
-            loss = algorithm.loss(batch, model, 0.0)
-            loss.total.backward()
-            optimizer.step()
-            algorithm.stepped(loss)
+    learn(algorithm, model, unrolls, steps=150, trained=algorithm.networks.critics)
     first, second = (critic.values.detach() for critic in critics(algorithm))
     torch.testing.assert_close(first, second)
     return first
@@ -272,15 +266,11 @@ def learned_values(unrolls: Unrolls, monkeypatch: pytest.MonkeyPatch, steps: int
 def test_loss_chain_with_time_limit_learns_the_soft_values_without_it(
     steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learned = learned_values(to_unrolls(chain_rows(300)), monkeypatch, steps)
-    torch.testing.assert_close(learned[:END], soft_values(), rtol=0, atol=1e-3)
-    assert learned[END] == UNTRAINED  # a terminal observation has no transition to learn from
+    assert_values(learned_values(to_unrolls(chain_rows(300)), monkeypatch, steps), soft_values())
 
 
-@pytest.mark.parametrize("mistake", [truncation_as_termination, reset_observation_as_final, reset_as_transition])
-def test_loss_mistaken_episode_ends_learn_other_values(
-    mistake: Callable[[dict[str, Tensor]], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_loss_mistaken_episode_ends_learn_other_values(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     learned = learned_values(to_unrolls(mistake(chain_rows(300))), monkeypatch)
     assert (learned[:END] - soft_values()).abs().max() > 0.3
 
@@ -306,15 +296,7 @@ def test_train_changes_all_weights_but_those_of_the_value_head() -> None:
 def test_learner_continues_exactly_from_its_tensors() -> None:
     spec = box_spec()
     first, second = (learner_parts(settings(), build_model(MODEL, spec, seed), spec) for seed in (1, 2))
-    first.record()
-    assert first.update()
-    saved = {name: tensor.clone() for name, tensor in first.learner.tensors().items()}
-    second.learner.model.load_state_dict(first.learner.model.state_dict())
-    second.learner.load(saved)
-    for parts in (first, second):
-        parts.record(seed=1)
-        assert parts.update()
-    assert same(first.learner.tensors(), second.learner.tensors())
+    assert_continues_exactly(first, second)
 
 
 def test_training_approaches_the_best_action_and_the_wanted_entropy() -> None:

@@ -1,13 +1,6 @@
-"""Episode ends as the loss sees them (invariant 7), on a chain whose values are known, and the parts of the loss.
-
-The chain: positions 0 … END, every action moves one to the right for a reward of 1, END terminates, LIMIT steps
-truncate. Episodes begin anywhere, so every position is also seen in the middle of an episode. The value of a position
-is what the chain pays without the limit: V(x) = 1 + discount + … over END - x steps. Ends fall on every row of an
-unroll.
-"""
+"""Episode ends as the loss sees them (invariant 7), on a chain whose values are known, and the parts of the loss."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,16 +14,25 @@ from seedrl.algorithms.base import Loss
 from seedrl.algorithms.settings import AlgorithmConfig, VTraceConfig
 from seedrl.algorithms.transitions import shaped_reward
 from seedrl.algorithms.vtrace import vtrace
-from seedrl.types import ModelInput, ModelOutput, Ticket, Unrolls
+from seedrl.types import ModelOutput, Unrolls
 from tests.builders import one_step
 from tests.fakes import make_spec
+from tests.oracles import (
+    DISCOUNT,
+    END,
+    MISTAKES,
+    UNTRAINED,
+    VALUES,
+    Mistake,
+    assert_values,
+    chain_rows,
+    random_unrolls,
+    to_unrolls,
+)
 
 torch.set_num_threads(1)  # for tensors this small a second thread only waits
 
-END, LIMIT, DISCOUNT = 6, 3, 0.9
 CONFIG = one_step(discount=DISCOUNT, entropy_cost=0.0)
-VALUES = torch.tensor([(1 - DISCOUNT ** (END - x)) / (1 - DISCOUNT) for x in range(END)])
-UNTRAINED = 20.0  # initial value of every position: bootstrapping from one that is never trained on shows
 
 
 def vtrace_loss(unrolls: Unrolls, output: ModelOutput, config: AlgorithmConfig, entropy_cost: float) -> Loss:
@@ -38,51 +40,6 @@ def vtrace_loss(unrolls: Unrolls, output: ModelOutput, config: AlgorithmConfig, 
     actions = Actions(make_spec(num_actions=output.logits.shape[-1]))
     bound = RewardBound(config.discount, nn.Linear(1, 1))
     return algorithm.vtrace_loss(unrolls, output, actions, config, entropy_cost, bound)
-
-
-Rows = dict[str, Tensor]  # one environment after another in time, [rows]
-
-
-def chain_rows(count: int, seed: int = 0) -> Rows:
-    """What one environment with NEXT_STEP resets sends, and the actions it is answered with."""
-    random = np.random.default_rng(seed)
-    position, step, ended = 0, 0, True
-    rows = []
-    for _ in range(count):
-        if ended:  # the action on the row before is ignored
-            position, step, reward = int(random.integers(END)), 0, 0.0
-        else:
-            position, step, reward = position + 1, step + 1, 1.0
-        reset, terminated = ended, position == END
-        truncated = step == LIMIT and not terminated
-        ended = terminated or truncated
-        rows.append((position, reward, reset, terminated, truncated, int(random.integers(2))))
-    names = ("position", "reward", "reset", "terminated", "truncated", "action")
-    return {name: torch.tensor(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-
-
-def to_unrolls(rows: Rows, length: int = 3) -> Unrolls:
-    """Cuts rows into unrolls of `length` steps; neighbours share a row, as in the store."""
-    index = (torch.arange(0, len(rows["position"]) - length, length) + torch.arange(length + 1).unsqueeze(-1)).long()
-    row = {name: column[index] for name, column in rows.items()}
-    behavior_logits = torch.randn(*index.shape, 2, generator=torch.Generator().manual_seed(1))
-    return Unrolls(
-        inputs=ModelInput(
-            observation=nn.functional.one_hot(row["position"], END + 1).float(),
-            reward=row["reward"],
-            last_action=torch.zeros_like(row["action"]),
-            reset=row["reset"],
-        ),
-        terminated=row["terminated"],
-        truncated=row["truncated"],
-        action=row["action"],
-        behavior_logits=behavior_logits,
-        behavior_value=torch.zeros(index.shape),
-        core_state=torch.zeros(index.shape[1], 0),
-        weight=torch.ones(index.shape[1]),
-        policy_version=np.zeros(index.shape, np.int64),
-        ticket=Ticket(np.zeros(index.shape[1], np.int64), np.zeros(index.shape[1], np.int64)),
-    )
 
 
 def chain_loss(unrolls: Unrolls, table: Tensor) -> Loss:
@@ -102,25 +59,8 @@ def learned_values(unrolls: Unrolls) -> Tensor:
     return table.detach()
 
 
-def truncation_as_termination(rows: Rows) -> Rows:
-    return {**rows, "terminated": rows["terminated"] | rows["truncated"], "truncated": torch.zeros_like(rows["reset"])}
-
-
-def reset_observation_as_final(rows: Rows) -> Rows:
-    """Environments that reset on the same step show this: the last observation of an episode is lost."""
-    following = torch.cat([rows["position"][1:], rows["position"][-1:]])
-    return {**rows, "position": torch.where(rows["truncated"], following, rows["position"])}
-
-
-def reset_as_transition(rows: Rows) -> Rows:
-    """Unmarked, the step from a final observation to the next episode is trained on like any other."""
-    return {**rows, "truncated": torch.zeros_like(rows["truncated"])}
-
-
 def test_vtrace_loss_chain_with_time_limit_learns_the_values_without_it() -> None:
-    learned = learned_values(to_unrolls(chain_rows(300)))
-    torch.testing.assert_close(learned[:END], VALUES, rtol=0, atol=1e-3)
-    assert learned[END] == UNTRAINED  # a terminal observation has no transition to learn from
+    assert_values(learned_values(to_unrolls(chain_rows(300))))
 
 
 def test_vtrace_loss_chain_unrolls_have_ends_on_every_row() -> None:
@@ -130,8 +70,8 @@ def test_vtrace_loss_chain_unrolls_have_ends_on_every_row() -> None:
     assert unrolls.truncated.any(dim=1).all()
 
 
-@pytest.mark.parametrize("mistake", [truncation_as_termination, reset_observation_as_final, reset_as_transition])
-def test_vtrace_loss_mistaken_episode_ends_learn_other_values(mistake: Callable[[Rows], Rows]) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_vtrace_loss_mistaken_episode_ends_learn_other_values(mistake: Mistake) -> None:
     """The oracle above has teeth: each classic mistake moves what is learned far beyond its tolerance."""
     learned = learned_values(to_unrolls(mistake(chain_rows(300))))
     assert (learned[:END] - VALUES).abs().max() > 0.3
@@ -144,39 +84,13 @@ def test_vtrace_loss_true_values_have_no_value_loss_and_no_advantage() -> None:
     assert abs(parts.report["policy_loss"]) < 1e-5
 
 
-@pytest.mark.parametrize("mistake", [truncation_as_termination, reset_observation_as_final, reset_as_transition])
-def test_vtrace_loss_true_values_of_mistaken_ends_have_a_value_loss(mistake: Callable[[Rows], Rows]) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_vtrace_loss_true_values_of_mistaken_ends_have_a_value_loss(mistake: Mistake) -> None:
     table = torch.cat([VALUES, torch.tensor([UNTRAINED])])
     assert chain_loss(to_unrolls(mistake(chain_rows(300))), table).report["value_loss"] > 0.05
 
 
 # The parts of the loss, on random unrolls.
-
-
-def random_unrolls(length: int = 5, batch: int = 4, actions: int = 3, seed: int = 0, ends: float = 0.3) -> Unrolls:
-    """Episode ends on about this share of rows, the row after each a reset."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (length + 1, batch)
-    reset = torch.rand(shape, generator=generator) < ends
-    ended = torch.cat([reset[1:], torch.rand(1, batch, generator=generator) < ends])
-    terminated = ended & (torch.rand(shape, generator=generator) < 0.5)
-    return Unrolls(
-        inputs=ModelInput(
-            observation=torch.zeros(*shape, 1),
-            reward=torch.randn(shape, generator=generator, dtype=torch.float64).masked_fill(reset, 0),
-            last_action=torch.zeros(shape, dtype=torch.int64),
-            reset=reset,
-        ),
-        terminated=terminated,
-        truncated=ended & ~terminated,
-        action=torch.randint(actions, shape, generator=generator),
-        behavior_logits=torch.randn(*shape, actions, generator=generator, dtype=torch.float64),
-        behavior_value=torch.randn(shape, generator=generator),
-        core_state=torch.zeros(batch, 0),
-        weight=torch.ones(batch),
-        policy_version=np.zeros(shape, np.int64),
-        ticket=Ticket(np.zeros(batch, np.int64), np.zeros(batch, np.int64)),
-    )
 
 
 def random_output(unrolls: Unrolls, seed: int = 1, requires_grad: bool = False) -> ModelOutput:

@@ -71,39 +71,6 @@ def target_moments(target: Tensor, weight: Tensor, centre: Tensor | float) -> di
     return {"target_mean": (weight * target).sum(), "target_square": (weight * (target - centre).square()).sum()}
 
 
-class ValueScale:
-    """The unit of values: the deviation of their targets if the model has a PopArt head, else 1.
-
-    Owned by the learner thread. Targets are noted once per train batch and followed after its first gradient step, by
-    what all ranks report.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._popart = popart_of(model)
-        self._one = torch.ones((), device=next(model.parameters()).device)
-        self._is_new = False
-        self._moments: dict[str, Tensor] = {}
-
-    @property
-    def unit(self) -> Tensor:
-        return self._popart.unit if self._popart else self._one
-
-    def note(self, target: Tensor, weight: Tensor) -> None:
-        """Note the targets of a train batch."""
-        self._moments = target_moments(target, weight, self._popart.moments.mean if self._popart else 0.0)
-        self._is_new = True
-
-    def report(self) -> dict[str, Tensor]:
-        """Return what `follow` needs, for the report of a loss."""
-        return self._moments
-
-    def follow(self, report: dict[str, Tensor]) -> None:
-        """Measure values in units of the newest targets from now on; that changes no value."""
-        if self._popart and self._is_new:
-            self._popart.rescale(report["target_mean"], report["target_square"])
-        self._is_new = False
-
-
 class RewardBound:
     """The largest value that rewards can add up to: the largest reward so far, in every step, discounted.
 
@@ -121,6 +88,45 @@ class RewardBound:
         bound = self._largest * self._steps
         size = (weight * target.abs()).sum() / weight.sum().clamp(min=TINY)
         return torch.where(bound > 0, size / bound.clamp(min=TINY), torch.zeros_like(size))
+
+
+class ValueTargets:
+    """The targets of values that are computed once per train batch: their unit, and what reports say of them.
+
+    The unit is their deviation if the model has a PopArt head, else 1. It follows them after the first gradient step of
+    the train batch, by what all ranks report. Owned by the learner thread.
+    """
+
+    def __init__(self, discount: float, model: nn.Module) -> None:
+        self._popart = popart_of(model)
+        self._bound = RewardBound(discount, model)
+        self._one = torch.ones((), device=next(model.parameters()).device)
+        self._is_new = False
+        self._report: dict[str, Tensor] = {}
+
+    @property
+    def unit(self) -> Tensor:
+        return self._popart.unit if self._popart else self._one
+
+    @torch.no_grad()
+    def note(self, *, reward: Tensor, value: Tensor, target: Tensor, weight: Tensor) -> None:
+        """Note the targets of a train batch, and the values before its gradient steps; [T, B] each."""
+        self._report = {
+            "value_share": self._bound.share(reward, target, weight),
+            "explained_variance": explained_variance(value, target, weight),
+            **target_moments(target, weight, self._popart.moments.mean if self._popart else 0.0),
+        }
+        self._is_new = True
+
+    def report(self) -> dict[str, Tensor]:
+        """Return what people see of the targets, and what `follow` needs, for the report of a loss."""
+        return self._report
+
+    def follow(self, report: dict[str, Tensor]) -> None:
+        """Measure values in units of the newest targets from now on; that changes no value."""
+        if self._popart and self._is_new:
+            self._popart.rescale(report["target_mean"], report["target_square"])
+        self._is_new = False
 
 
 def value_signs(config: AlgorithmConfig, remedy: str) -> tuple[Sign, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.algorithms.actor_critic import RewardBound, ValueScale, explained_variance, value_signs
+from seedrl.algorithms.actor_critic import ValueTargets, value_signs
 from seedrl.algorithms.base import Forward, Loss
 from seedrl.algorithms.minibatches import Minibatches, Rows
 from seedrl.algorithms.settings import AlgorithmConfig
@@ -31,9 +31,7 @@ class BC:
         self._config = config
         self._actions = actions
         self._model = model
-        self._scale = ValueScale(model)
-        self._bound = RewardBound(config.discount, model)
-        self._about_values: dict[str, Tensor] = {}  # of this train batch, for reports
+        self._targets = ValueTargets(config.discount, model)
         self._minibatches = Minibatches(config.passes, config.minibatches)
         calmer = f"Lower algorithm.learning_rate (now {config.learning_rate:g})."
         self.signs = Signs(value_signs(config, calmer))
@@ -63,11 +61,7 @@ class BC:
             pg_rho_bar=1.0,
             trace_lambda=self._config.trace_lambda,
         )
-        self._scale.note(target, step.weight_t)
-        self._about_values = {
-            "value_share": self._bound.share(step.reward_tp1, target, step.weight_t),
-            "explained_variance": explained_variance(output.value[:-1], target, step.weight_t),
-        }
+        self._targets.note(reward=step.reward_tp1, value=output.value[:-1], target=target, weight=step.weight_t)
         weight = step.valid_t * unrolls.weight
         return {"action": step.action_t, "valid": step.valid_t, "weight": weight, "target": target}
 
@@ -76,21 +70,20 @@ class BC:
         output, _ = forward(batch.inputs, batch.core_state)
         weight = given["weight"] / given["valid"].sum().clamp(min=1)
         imitation = -(weight * actions.log_prob(output.logits, given["action"])).sum()
-        value = 0.5 * (weight * ((given["target"] - output.value) / self._scale.unit).square()).sum()
+        value = 0.5 * (weight * ((given["target"] - output.value) / self._targets.unit).square()).sum()
         with torch.no_grad():
             report = {
                 "imitation_loss": imitation,
                 "value_loss": value,
                 "entropy": (weight * actions.entropy(output.logits)).sum(),
                 "distance": (weight * distance(actions, output.logits, given["action"])).sum(),
-                **self._about_values,
-                **self._scale.report(),
+                **self._targets.report(),
             }
         total = imitation + self._config.value_cost * value
         return Loss(total, {name: number.detach() for name, number in report.items()})
 
     def stepped(self, loss: Loss) -> None:
-        self._scale.follow(loss.report)
+        self._targets.follow(loss.report)
 
     def tensors(self) -> dict[str, Tensor]:
         return self._minibatches.tensors()

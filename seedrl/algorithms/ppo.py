@@ -16,13 +16,11 @@ from torch import Tensor, nn
 
 from seedrl.actions import Actions
 from seedrl.algorithms.actor_critic import (
-    RewardBound,
-    ValueScale,
+    ValueTargets,
     actor_critic_loss,
     actor_critic_signs,
     clipped_share,
     divergence,
-    explained_variance,
     normalized,
 )
 from seedrl.algorithms.base import Forward, Loss
@@ -43,10 +41,9 @@ class PPO:
         self._config = config
         self._actions = actions
         self._model = model
-        self._scale = ValueScale(model)
-        self._bound = RewardBound(config.discount, model)
+        self._targets = ValueTargets(config.discount, model)
         self._minibatches = Minibatches(config.passes, config.minibatches)
-        self._about_targets: dict[str, Tensor] = {}  # of this train batch, for reports
+        self._clipped_rho = torch.zeros(())  # of this train batch, for reports
         self._has_moved_far = False  # the policy, in this train batch
         self.signs = actor_critic_signs(config, actions, model, *_signs(config))
 
@@ -77,12 +74,8 @@ class PPO:
             pg_rho_bar=config.vtrace.pg_rho_bar,
             trace_lambda=config.trace_lambda,
         )
-        self._scale.note(target, step.weight_t)
-        self._about_targets = {
-            "clipped_rho": clipped_share(log_rho_t, config.vtrace.rho_bar, step.weight_t),
-            "value_share": self._bound.share(step.reward_tp1, target, step.weight_t),
-            "explained_variance": explained_variance(value[:-1], target, step.weight_t),
-        }
+        self._targets.note(reward=step.reward_tp1, value=value[:-1], target=target, weight=step.weight_t)
+        self._clipped_rho = clipped_share(log_rho_t, config.vtrace.rho_bar, step.weight_t)
         advantage = target - value[:-1]
         if config.normalize_advantage:
             advantage = normalized(advantage, step.weight_t)
@@ -121,8 +114,8 @@ class PPO:
             about = {
                 "kl": divergence(log_ratio, weight),  # proximal ‖ new
                 "clipped_ratio": (weight * ((ratio - 1).abs() > clip).float()).sum(),
-                **self._about_targets,
-                **self._scale.report(),
+                "clipped_rho": self._clipped_rho,
+                **self._targets.report(),
             }
         return actor_critic_loss(policy, value, entropy, config.value_cost, entropy_cost, about)
 
@@ -131,7 +124,7 @@ class PPO:
 
         The second one is that of a value that has moved no further than the clip from where it was.
         """
-        unit = self._scale.unit
+        unit = self._targets.unit
         error = ((given["target"] - value) / unit).square()
         if not self._config.ppo.value_clip:
             return error
@@ -140,7 +133,7 @@ class PPO:
         return torch.maximum(error, ((given["target"] - clipped) / unit).square())
 
     def stepped(self, loss: Loss) -> None:
-        self._scale.follow(loss.report)
+        self._targets.follow(loss.report)
         if self._config.ppo.max_kl:
             self._has_moved_far = bool(loss.report["kl"] > self._config.ppo.max_kl)
 

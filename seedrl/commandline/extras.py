@@ -11,6 +11,7 @@ EXTRAS = {
     "envpool": "actor",
     "ale_py": "ale",
     "gymnasium": "gymnasium",
+    "fsspec": "remote",
     **dict.fromkeys(("msgpack", "websockets"), "openpi"),
     "cryptography": "certs",
     "matplotlib": "plot",

@@ -409,13 +409,11 @@ PANELS = (
     Panel(
         "Held back by the limiter",
         AGE,
-        "The side that waits for the other, because store.samples_per_insert or store.min_size of a replay memory says "
-        "so. 1 while it does; a queue has no limiter.",
-        Unit.number,
-        (
-            ('seedrl_store_limited{side="learner"}', "learner"),
-            ('seedrl_store_limited{side="actors"}', "actors"),
-        ),
+        "Share of the time that a side of a replay memory waits for the other: the learner while the memory is filling "
+        "(store.min_size) or because acting is behind, actors because training is (store.samples_per_insert). If "
+        "actors wait, train less often on each unroll; if the learner does, add actors. A queue has no limiter.",
+        Unit.share,
+        (("seedrl_store_limited", "{side}"),),
         max=1.0,
     ),
     Panel(

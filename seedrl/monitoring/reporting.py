@@ -110,8 +110,8 @@ class Reporter:
             state.policy_version = running.policy.version
             state.store_unrolls, state.store_capacity = running.store.ready, running.store.capacity
             state.store_bytes = running.store_bytes
-            limits = running.store.limits()
-            state.store_limited = {side: float(bool(limit)) for side, limit in limits._asdict().items()}
+            row = self._recorder.row
+            state.store_limited = {side: row.get(f"limit/{side}", 0.0) for side in state.store_limited}
 
 
 def numbers_in(row: Row) -> dict[str, float]:

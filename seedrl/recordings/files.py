@@ -5,21 +5,20 @@ A recording is a directory with one folder for each process that recorded:
     rank-0/manifest.json            the environment, its spaces, the algorithm, and every shard with its sha256
     rank-0/unrolls-000000.safetensors   unrolls, as `Columns.read` returns them: [N, T+1, ...] each
 
-A shard is written under a temporary name, flushed to disk and renamed, and then the manifest is replaced.
+A shard is written as a whole or not at all (places.py), and then the manifest is replaced.
 """
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
 
 from seedrl.errors import ConfigError
+from seedrl.recordings.places import Place, replace
 from seedrl.run.checkpoint import Tensors
 from seedrl.specs import EnvSpec, decoded_spec
 
@@ -56,11 +55,11 @@ class Manifest:
     shards: list[Shard] = field(default_factory=list)
     format: int = FORMAT
 
-    def write(self, directory: Path) -> None:
-        _replace(directory / MANIFEST, json.dumps(asdict(self), indent=1).encode())
+    def write(self, directory: Place) -> None:
+        replace(directory / MANIFEST, json.dumps(asdict(self), indent=1).encode())
 
     @classmethod
-    def read(cls, directory: Path) -> "Manifest":
+    def read(cls, directory: Place) -> "Manifest":
         """Read the manifest of one folder. Raises ConfigError if it cannot be used."""
         path = directory / MANIFEST
         try:
@@ -74,11 +73,11 @@ class Manifest:
         return manifest
 
 
-def write_shard(directory: Path, number: int, unrolls: Tensors) -> Shard:
+def write_shard(directory: Place, number: int, unrolls: Tensors) -> Shard:
     """Write unrolls to a file of their own."""
     name = f"unrolls-{number:06d}.safetensors"
     content = safetensors.torch.save(unrolls)
-    _replace(directory / name, content)
+    replace(directory / name, content)
     versions = unrolls["policy_version"]
     return Shard(
         name,
@@ -94,12 +93,12 @@ class Recording:
     """Recorded unrolls that can be trained on, whichever processes recorded them."""
 
     content: Content
-    shards: list[tuple[Path, Shard]]  # oldest first
+    shards: list[tuple[Place, Shard]]  # oldest first
 
     @classmethod
-    def open(cls, directory: Path) -> "Recording":
+    def open(cls, directory: Place) -> "Recording":
         """Find the unrolls of a recording and check every file. Raises ConfigError naming what cannot be used."""
-        folders = sorted(path.parent for path in directory.glob(f"rank-*/{MANIFEST}"))
+        folders = sorted((path.parent for path in directory.glob(f"rank-*/{MANIFEST}")), key=str)
         manifests = [Manifest.read(folder) for folder in folders]
         shards = [(folder, shard) for folder, each in zip(folders, manifests, strict=True) for shard in each.shards]
         if not shards:
@@ -120,29 +119,18 @@ class Recording:
         return sum(shard.unrolls for _, shard in self.shards)
 
 
-def load_shard(path: Path) -> Tensors:
+def load_shard(path: Place) -> Tensors:
     """Read the unrolls of a shard."""
     try:
-        return safetensors.torch.load_file(path)
+        return safetensors.torch.load(path.read_bytes())
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def _check(path: Path, shard: Shard) -> None:
+def _check(path: Place, shard: Shard) -> None:
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if digest != shard.sha256:
         raise ConfigError(f"{path} does not match its manifest: it is damaged, and nothing is trained on it")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that it is there as a whole or not at all."""
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)

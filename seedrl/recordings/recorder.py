@@ -5,12 +5,12 @@ import queue
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from seedrl.errors import ConfigError
 from seedrl.recordings.files import MANIFEST, Content, Manifest, write_shard
+from seedrl.recordings.places import Place
 from seedrl.run.checkpoint import Tensors
 from seedrl.version import __version__
 
@@ -24,7 +24,7 @@ class UnrollRecorder:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Place,
         content: Content,
         algorithm: str,
         *,

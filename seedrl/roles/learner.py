@@ -26,6 +26,7 @@ from seedrl.metrics import LearningMetrics, ServingMetrics
 from seedrl.monitoring.life import Running, Watched
 from seedrl.monitoring.monitor import Monitor
 from seedrl.recordings.files import Recording
+from seedrl.recordings.places import place_of
 from seedrl.recordings.source import check_recording
 from seedrl.roles.peers import Alone, Peers
 from seedrl.roles.training import Training
@@ -63,6 +64,7 @@ class LearnerProcess:
     def __init__(self, config: LearnerConfig, identity: Identity = ALONE) -> None:
         check(config)
         _import_own_code(config)
+        place_of("store.dump", config.store.dump)  # what cannot be opened is refused before any actor has to join
         self.recording = _recording(config)
         self.device = choose_device(config.device, identity.local_rank)
         self.stop = Stop(on_stop=self._turn_away)
@@ -329,7 +331,7 @@ def _recording(config: LearnerConfig) -> Recording | None:
     """Return the recorded unrolls to train on, checked; None if actors are the source."""
     if not config.source:
         return None
-    recording = Recording.open(Path(config.source))
+    recording = Recording.open(place_of("source", config.source))
     check_recording(recording, config.env.id, config.algorithm.unroll_length, config.env.frame_stack)
     return recording
 

@@ -2,7 +2,6 @@
 
 import threading
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -25,6 +24,7 @@ from seedrl.models.build import build_run_model
 from seedrl.models.precision import is_low
 from seedrl.policy import Policy
 from seedrl.recordings.files import Content, Recording
+from seedrl.recordings.places import place_of
 from seedrl.recordings.recorder import UnrollRecorder
 from seedrl.recordings.source import RecordedUnrolls
 from seedrl.roles.opponents import build_league, load_teacher
@@ -159,7 +159,7 @@ class Training:
             return None
         process, algorithm = self._process, config.algorithm
         content = Content(config.env.id, encoded_spec(spec), algorithm.unroll_length, config.env.frame_stack)
-        folder = Path(config.store.dump) / f"rank-{process.peers.identity.rank}"
+        folder = place_of("store.dump", config.store.dump) / f"rank-{process.peers.identity.rank}"
         return UnrollRecorder(
             folder,
             content,

@@ -57,7 +57,7 @@ class Ring:
         self._max_uses = max_uses
         self._order: OrderedDict[int, None] = OrderedDict()  # the entries of the unrolls, oldest first
         self._place = np.full(entries, NOWHERE)  # by entry
-        self._picked: frozenset[int] = frozenset()  # entries of the train batch that is not done
+        self._picked: Entries = NONE  # of the train batch that is not done
         self._left: list[int] = []  # entries whose unrolls have left, until the store gets them back
         self._entry = np.zeros(capacity, np.int64)  # these three by place
         self._version = np.zeros(capacity, np.int64)
@@ -84,12 +84,12 @@ class Ring:
         places, weight = self._chooser.choose(count, len(self))
         entries = self._entry.take(places)
         self._uses[places] += 1  # once, even if it is twice in the batch
-        self._picked = frozenset(entries.tolist())
+        self._picked = entries
         return Pick(entries, weight)
 
     def done(self, entries: Entries) -> Entries:
         """Note that a pick was copied; return entries that are free: also unrolls that were used often enough leave."""
-        self._picked = frozenset()
+        self._picked = NONE
         if self._max_uses:
             self._remove(np.unique(entries[self._uses[self._place[entries]] >= self._max_uses]))
         return self._take_left()
@@ -97,7 +97,8 @@ class Ring:
     def evict(self, count: int, keep: int) -> Entries:
         """Return `count` free entries or fewer: the oldest unrolls that are not picked leave; at least `keep` stay."""
         count = min(count - len(self._left), len(self) - keep)
-        idle = (entry for entry in self._order if entry not in self._picked)
+        picked = set(self._picked.tolist())
+        idle = (entry for entry in self._order if entry not in picked)
         entries = np.fromiter(islice(idle, max(0, count)), np.int64)
         self._dropped["unused"] += int(np.count_nonzero(self._uses[self._place[entries]] == 0))
         self._remove(entries)
@@ -105,9 +106,9 @@ class Ring:
 
     def drop_older(self, version: int) -> None:
         """Let the unrolls of earlier policies than `version` leave, up to the first that is picked."""
-        stale = []
+        stale, picked = [], set(self._picked.tolist())
         for entry in self._order:
-            if self._version[self._place[entry]] >= version or entry in self._picked:
+            if self._version[self._place[entry]] >= version or entry in picked:
                 break
             stale.append(entry)
         self._dropped["stale"] += len(stale)

@@ -16,6 +16,7 @@ from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
 from seedrl.models.build import build_model
 from seedrl.rows import RESET, TERMINATED, Rows
+from seedrl.selection.base import Selector
 from seedrl.serving.seats import Seat
 from seedrl.serving.sessions import Request, Session
 from seedrl.specs import ArraySpec, EnvSpec, leaves
@@ -48,6 +49,8 @@ class Loop(Rig):
         frame_stack: int = 1,
         unroll_length: int = LENGTH,
         capacity: int = 64,
+        selector: Selector | None = None,
+        memory: torch.device | None = None,
     ) -> None:
         model = build_model(config, spec.stacked(frame_stack), seed=1).to(device)
         algorithm = algorithm or one_step()
@@ -61,7 +64,9 @@ class Loop(Rig):
             unroll_length=unroll_length,
             capacity=capacity,
             overlap=built.overlap,
+            selector=selector,
             device=device,
+            memory=memory,
         )
         self.learning = LearningMetrics()
         self.learner = Learner(

@@ -59,6 +59,14 @@ def assert_ratio(learner: RunningLearner) -> None:
     assert abs(earned - trained) <= slack, (earned, trained, slack)
 
 
+def assert_exported(learner: RunningLearner, side: str) -> None:
+    """The dashboards get the shares of time that `metrics.jsonl` has."""
+    reporter = learner.service.monitor._reporter
+    reporter.refresh()
+    assert set(reporter.state.store_limited) == {"filling", "learner", "actors"}
+    eventually(lambda: (reporter.refresh(), reporter.state.store_limited[side] > 0)[1])  # type: ignore[func-returns-value]
+
+
 def test_ratio_is_kept_if_the_learner_is_slow_and_the_verdict_names_it(
     start_learner: StartLearner, start_actor: StartActor
 ) -> None:
@@ -70,6 +78,7 @@ def test_ratio_is_kept_if_the_learner_is_slow_and_the_verdict_names_it(
     )
     assert "by store.samples_per_insert=3" in status.verdict.evidence
     assert "Lower store.samples_per_insert" in status.verdict.change
+    assert_exported(learner, "actors")
     actor.stop()
     assert_ratio(learner)
 
@@ -86,6 +95,7 @@ def test_ratio_is_kept_if_actors_are_slow_and_the_verdict_names_it(
     )
     assert "held back by store.samples_per_insert=3" in status.verdict.evidence
     assert "raise store.samples_per_insert" in status.verdict.change
+    assert_exported(learner, "learner")
     actor.stop()
     assert_ratio(learner)
 
