@@ -7,11 +7,11 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
-from seedrl.errors import ConfigError
+from seedrl.errors import ConfigError, require
 from seedrl.tracebacks import failed
 
 OWN = "own"  # env.id of environments that actors bring; own/NAME gives them a name
@@ -20,6 +20,14 @@ OWN = "own"  # env.id of environments that actors bring; own/NAME gives them a n
 def is_import_path(name: str) -> bool:
     """Return whether a setting names a class of the user's own rather than a built-in one."""
     return ":" in name
+
+
+def check_name(setting: str, name: str, built_in: Sequence[str]) -> None:
+    """Refuse a name that is neither built in nor an import path, before torch is imported to build it."""
+    require(
+        name in built_in or is_import_path(name),
+        f"{setting}={name} is none of {', '.join(built_in)}, and not your.module:Class either",
+    )
 
 
 def is_own(env_id: str) -> bool:

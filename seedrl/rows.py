@@ -23,4 +23,5 @@ class Rows(NamedTuple):
 
 def ends_game(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Tell which rows are the last of an episode that is counted; a lost life ends one for training only."""
-    return ((flags & ENDED) != 0) & ((flags & LIFE) == 0)
+    is_last: NDArray[np.bool_] = ((flags & ENDED) != 0) & ((flags & LIFE) == 0)
+    return is_last

@@ -1,13 +1,11 @@
 """Refuses settings that cannot work, alone or together, before anything is started. Knows no machine."""
 
 import math
-from collections.abc import Sequence
 
 from seedrl.algorithms.settings import ALGORITHMS, REPLAYING, AlgorithmConfig
 from seedrl.config import (
     MISSING,
     MODELS,
-    SELECTORS,
     ActorConfig,
     Engine,
     EvalConfig,
@@ -18,16 +16,14 @@ from seedrl.config import (
 )
 from seedrl.errors import require
 from seedrl.league_settings import check_league, check_teacher
-from seedrl.plugins import is_import_path, is_own
+from seedrl.plugins import check_name, is_import_path, is_own
 from seedrl.sizes import (
     can_be_on_policy,
     group_size,
-    is_replay,
     serving_ranks,
-    store_capacity,
-    store_tolerance,
     trained_envs,
 )
+from seedrl.store_settings import check_source, check_store
 from seedrl.wire.address import check_address
 from seedrl.wire.security import (
     check_actor_security,
@@ -41,8 +37,8 @@ from seedrl.wire.security import (
 def check(config: LearnerConfig) -> None:
     """Refuse settings of a learner that cannot work."""
     _check_algorithm(config)
-    _check_store(config)
-    _check_source(config)
+    check_store(config)
+    check_source(config)
     _check_exploration(config)
     _check_run(config)
     _check_serving(config)
@@ -71,91 +67,6 @@ def _check_algorithm(config: LearnerConfig) -> None:
     _check_replaying(config)
     require(0 <= algorithm.discount <= 1, f"algorithm.discount={algorithm.discount} must be between 0 and 1")
     require(algorithm.learning_rate > 0, f"algorithm.learning_rate={algorithm.learning_rate} must be positive")
-
-
-def _check_store(config: LearnerConfig) -> None:
-    store, batch_size = config.store, config.algorithm.batch_size
-    _check_name("store.select", store.select, SELECTORS)
-    require(
-        store.capacity == 0 or store.capacity >= batch_size,
-        f"store.capacity={store.capacity} could never hold algorithm.batch_size={batch_size} unrolls",
-    )
-    for name in ("min_size", "samples_per_insert", "tolerance", "max_uses", "max_staleness"):
-        value = getattr(store, name)
-        require(0 <= value < math.inf, f"store.{name}={value} must be finite and not negative")
-    if is_replay(config):
-        _check_replay(config)
-    else:
-        _refuse(config, "min_size", "samples_per_insert", "tolerance", "max_uses", "max_staleness")
-    require(
-        not store.checkpoint or store.select != "fifo",
-        "store.checkpoint=true has no meaning with store.select=fifo, whose unrolls are trained on once",
-    )
-    require(
-        not store.checkpoint or serving_ranks(config) == 1,
-        f"store.checkpoint=true needs one store, not those of ranks.count={config.ranks.count}",
-    )
-
-
-def _check_source(config: LearnerConfig) -> None:
-    require(config.store.dump_gb > 0, f"store.dump_gb={config.store.dump_gb} must be positive")
-    if not config.source:
-        return
-    require(not config.store.dump, f"source={config.source} brings nothing new to record: remove store.dump")
-    for setting, value in (("ranks.count", config.ranks.count), ("actors.at_most", config.actors.at_most)):
-        require(value <= 1, f"source={config.source} trains in one process and without actors, not {setting}={value}")
-
-
-def _refuse(config: LearnerConfig, *settings: str) -> None:
-    """Refuse settings that the selector would ignore."""
-    given = [f"store.{name}={getattr(config.store, name)}" for name in settings if getattr(config.store, name)]
-    needed = "uniform or priority" if is_replay(config) else "uniform, priority or mixed"
-    require(
-        not given,
-        f"{', '.join(given)} has no meaning with store.select={config.store.select}; choose {needed}, or leave it out",
-    )
-
-
-def _check_replay(config: LearnerConfig) -> None:
-    store, batch_size, capacity = config.store, config.algorithm.batch_size, store_capacity(config)
-    require(
-        capacity > batch_size,
-        f"store.capacity={capacity} has to be more than algorithm.batch_size={batch_size} with "
-        f"store.select={store.select}",
-    )
-    if store.select == "mixed":
-        _refuse(config, "min_size", "samples_per_insert", "tolerance")
-        require(0 <= store.replay_share < 1, f"store.replay_share={store.replay_share} must be at least 0 and below 1")
-        require(
-            round(store.replay_share * batch_size) < batch_size,
-            f"store.replay_share={store.replay_share} leaves no new unroll in algorithm.batch_size={batch_size}",
-        )
-        return
-    require(
-        store.min_size <= capacity, f"store.min_size={store.min_size} is more than store.capacity={capacity} can hold"
-    )
-    require(
-        not store.max_uses or store.samples_per_insert <= store.max_uses,
-        f"store.samples_per_insert={store.samples_per_insert:g} is more than store.max_uses={store.max_uses} allows",
-    )
-    least = (batch_size + store.samples_per_insert) / 2
-    require(
-        store_tolerance(config) >= least,
-        f"store.tolerance={store.tolerance:g} would let acting and training wait for each other; it has to be at least "
-        f"{least:g}, half of algorithm.batch_size + store.samples_per_insert",
-    )
-    require(
-        not config.lockstep or store.samples_per_insert > 0,
-        f"lockstep=true with store.select={store.select} needs store.samples_per_insert, or training would never end",
-    )
-    _check_priority(config)
-
-
-def _check_priority(config: LearnerConfig) -> None:
-    priority = config.store.priority
-    for name in ("alpha", "beta", "beta_end"):
-        value = getattr(priority, name)
-        require(0 <= value <= 1, f"store.priority.{name}={value} must be between 0 and 1")
 
 
 def _check_replaying(config: LearnerConfig) -> None:
@@ -293,8 +204,8 @@ def _check_actors(config: LearnerConfig) -> None:
 
 def _check_model(config: LearnerConfig) -> None:
     model = config.model
-    _check_name("model.name", model.name, MODELS)
-    _check_name("algorithm.name", config.algorithm.name, ALGORITHMS)
+    check_name("model.name", model.name, MODELS)
+    check_name("algorithm.name", config.algorithm.name, ALGORITHMS)
     require(min(model.lstm, model.gru) >= 0, f"model.lstm={model.lstm} or model.gru={model.gru} is negative")
     require(not (model.lstm and model.gru), f"model.lstm={model.lstm} and model.gru={model.gru}: one has to be 0")
     require(
@@ -302,14 +213,6 @@ def _check_model(config: LearnerConfig) -> None:
         "model.separate=true gives values a network without a memory; set model.lstm=0 and model.gru=0",
     )
     require(min(model.layers, default=1) >= 1, f"model.layers={model.layers} must be positive")
-
-
-def _check_name(setting: str, name: str, built_in: Sequence[str]) -> None:
-    """Refuse a name that is neither built in nor an import path, before torch is imported to build it."""
-    require(
-        name in built_in or is_import_path(name),
-        f"{setting}={name} is none of {', '.join(built_in)}, and not your.module:Class either",
-    )
 
 
 def check_job(config: RunConfig) -> None:

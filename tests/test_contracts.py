@@ -49,7 +49,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("seedrl.schema", "seedrl.plugins", "seedrl.tracebacks", "seedrl.sizes", "seedrl.algorithms.settings"),
     ),
     (
-        *("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.validation", "seedrl.league_settings"),
+        *("seedrl.v1", "seedrl.wire", "seedrl.models", "seedrl.validation"),
+        *("seedrl.league_settings", "seedrl.store_settings"),
         *("seedrl.monitoring.endpoint", "seedrl.monitoring.exposition"),
     ),
     (
