@@ -3,6 +3,9 @@
 envpool steps a game with one action, and returns the observation and the reward of every player after every move.
 A row is sent only for the player whose turn it is: with what that player got since its last row, and with the choices
 that are allowed. When a game ends, every player that has moved gets a last row.
+
+envpool returns games with several players in the order in which its threads finish them, even where it has all of them.
+Rows are sent in the order of games, so that nothing about a run depends on that race.
 """
 
 from typing import Any
@@ -34,12 +37,13 @@ class BoardGamePool:
 
     def recv(self) -> Rows:
         observation, reward, terminated, truncated, info = self._envs.recv()
-        game = info["env_id"]
         players = self._owed.shape[1]
+        order = np.argsort(info["env_id"])
+        game, terminated, truncated = (column[order] for column in (info["env_id"], terminated, truncated))
         is_over = terminated | truncated
-        self._owed[game] += reward.reshape(-1, players)
+        self._owed[game] += reward.reshape(-1, players)[order]
         has_row = self._has_row[game]
-        is_turn = info[TURN][:, None] == np.arange(players)
+        is_turn = info[TURN][order, None] == np.arange(players)
         at, player = np.nonzero(np.where(is_over[:, None], has_row, is_turn))
         games, begins = game[at], ~has_row[at, player]
         flags = np.where(begins, RESET, 0).astype(np.uint8)
@@ -47,8 +51,9 @@ class BoardGamePool:
         flags[(truncated & ~terminated)[at]] |= TRUNCATED
         owed = np.where(begins, np.float32(0), self._owed[games, player])
         self._note(games, player, game[is_over])
-        rows = tree_map(lambda leaf: leaf[at * players + player], self._observations.rows(observation, len(reward)))
-        mask = np.where(is_over[:, None], True, info[LEGAL]).astype(np.int8)
+        received = self._observations.rows(observation, len(reward))
+        rows = tree_map(lambda leaf: leaf[order[at] * players + player], received)
+        mask = np.where(is_over[:, None], True, info[LEGAL][order]).astype(np.int8)
         return Rows((games * players + player).astype(np.int32), beside_mask(rows, mask[at]), owed, flags)
 
     def _note(self, games: NDArray[Any], player: NDArray[Any], over: NDArray[Any]) -> None:

@@ -303,7 +303,7 @@ COMMANDS = {
         run="run",
         words="do",
         examples=("control pause", "control resume", "control drain actor=actor-3", "control epsilon=0.1"),
-        often=("do", "actor", "temperature", "epsilon", "options", "learner", "run"),
+        often=("do", "actor", "rank", "temperature", "epsilon", "options", "learner", "run", "json"),
     ),
     "status": Command(
         "show a running learner, its actors and what limits them",
@@ -311,7 +311,7 @@ COMMANDS = {
         _status,
         run="run",
         examples=("status", "status --json", "status learner=10.0.0.1:50051 security.ca_file=certs/ca.pem"),
-        often=("learner", "run", "top", "json", "security.ca_file", "security.token_file"),
+        often=("learner", "run", "rank", "actor", "top", "json", "security.ca_file", "security.token_file"),
     ),
     "doctor": Command(
         "check a run before it starts, or find the bottleneck of a running one",

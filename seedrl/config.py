@@ -418,6 +418,8 @@ class StatusConfig:
 
     learner: str = key("", "the learner's address: HOST:PORT or unix:PATH")
     run: str = key("", f"{RUN}, unless learner= is given")
+    rank: int | None = key(None, "rank of the learner to show; null for rank 0, or the one that serves actor=")
+    actor: str = key("", "name of the only actor to show; empty for all of the rank")
     top: int = key(20, "number of actors shown, slowest first")
     json: bool = key(False, "print JSON; --json does the same")
     security: SecurityConfig = group(SecurityConfig)
@@ -475,11 +477,13 @@ class ControlConfig:
         [], "pause | resume | reset | drain | move | open, written as a plain word: seedrl control pause"
     )
     actor: str = key("", "name of the actor; empty for all actors, including those that join later")
+    rank: int | None = key(None, "rank of the learner whose actors are meant; null for the actors of every rank")
     temperature: float | None = key(None, "exploration: divides logits and multiplies standard deviations; 1 for none")
     epsilon: float | None = key(None, "exploration: probability of a uniformly random choice; 0 for none")
     options: dict[str, Any] = key({}, "keyword arguments of the environments to change; the environments are recreated")
     learner: str = key("", "the learner's address: HOST:PORT or unix:PATH")
     run: str = key("", f"{RUN}, unless learner= is given")
+    json: bool = key(False, "print the result for each member as JSON")
     security: SecurityConfig = group(SecurityConfig)
 
 

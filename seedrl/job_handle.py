@@ -1,4 +1,6 @@
-"""A job that was submitted: where it is, how it is, its outcome, and its end on request. Knows nothing of settings.
+"""A job that was submitted: where it is, how it is, its members, its outcome, and its end on request.
+
+Knows nothing of settings.
 
 The job runs in processes of its own and continues if the program that submitted it ends. What they print is in
 `logs/job.log` of the run directory.
@@ -15,8 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seedrl.config import ControlConfig
 from seedrl.errors import JobFailed
+from seedrl.monitoring.connection import ANSWER_SECONDS
+from seedrl.monitoring.control import tell
+from seedrl.monitoring.members import Gone, endpoints_of, serving
 from seedrl.run.context import Context, ContextFile
+from seedrl.status import ActorStatus
+from seedrl.wire.channel import ask_status
+from seedrl.wire.messages import MemberResult
 
 LOG = "logs/job.log"
 STARTING = "starting"  # the state of a job whose learner has not reported yet
@@ -96,6 +105,25 @@ class SubmittedJob:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         return self.wait(timeout)
+
+    def members(self, actor: str = "", rank: int | None = None) -> dict[int, list[ActorStatus]]:
+        """Return the actors that are connected, by rank: all, those of a rank, or the one with this name.
+
+        Raises ConfigError for a rank or a name that there is not, and LearnerLost if no learner runs.
+        """
+        endpoints = endpoints_of(ControlConfig(run=str(self.directory), rank=rank))
+        concerned = serving(actor, endpoints) if actor else endpoints
+        if isinstance(concerned, Gone):
+            return {}
+        found = {each.rank: ask_status(each.link, ANSWER_SECONDS).actors for each in concerned}
+        return {rank: [each for each in actors if actor in ("", each.name)] for rank, actors in found.items()}
+
+    def control(self, *do: str, actor: str = "", rank: int | None = None, **settings: Any) -> list[MemberResult]:
+        """Give the orders of `seedrl control` to one actor, to those of a rank, or to all; return a result for each.
+
+        `settings` are temperature, epsilon and options. Raises as `members` does.
+        """
+        return tell(ControlConfig(do=list(do), actor=actor, rank=rank, run=str(self.directory), **settings))
 
     def _last_words(self) -> str:
         """Return the reason in the run context, or the last line that the job printed."""

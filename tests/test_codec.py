@@ -16,7 +16,13 @@ from seedrl.specs import DTYPES, ArraySpec, EnvSpec, discrete
 from seedrl.status import ActorStatus, Learning, Mood, Status, Verdict
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
-from seedrl.wire.control import describe_request, parse_control_request, serialize_control_request
+from seedrl.wire.control import (
+    describe_request,
+    parse_control_request,
+    parse_control_response,
+    serialize_control_request,
+    serialize_control_response,
+)
 from seedrl.wire.framing import parse, serialize
 from seedrl.wire.messages import (
     PROTOCOL_VERSION,
@@ -25,6 +31,8 @@ from seedrl.wire.messages import (
     Control,
     ControlRequest,
     Hello,
+    MemberResult,
+    Outcome,
     Ready,
     Report,
     StepParts,
@@ -382,6 +390,11 @@ def test_order_to_move_all_or_to_open_survives_the_wire() -> None:
     ):
         assert parse_control_request(serialize_control_request(order)) == order
         assert describe_request(order) == words
+
+
+def test_results_of_a_request_survive_the_wire() -> None:
+    results = [MemberResult("a"), MemberResult("b", Outcome.refused, "no room")]
+    assert parse_control_response(serialize_control_response(results)) == results
 
 
 def test_decode_hello_and_welcome_of_another_version_name_both_sides() -> None:

@@ -6,12 +6,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import envpool
 import gymnasium
 import numpy as np
 import pettingzoo
 import pytest
 
 from envs_server import pool as pool_module
+from envs_server.board_games import BoardGamePool
 from envs_server.examination import check_env
 from envs_server.pool import Pool
 from envs_server.watchdog import Watchdog
@@ -110,6 +112,38 @@ def test_board_game_rows_follow_the_rules_of_tic_tac_toe(group_size: int) -> Non
     assert wins > 10
     assert draws >= 2
     assert begun_by == {0, 1}
+
+
+class Racing:
+    """envpool's games in another order in every step, as threads that race return them."""
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+        self._random = np.random.default_rng(0)
+        self.observation_space, self.action_space = envs.observation_space, envs.action_space
+        self.async_reset, self.send, self.close = envs.async_reset, envs.send, envs.close
+
+    def recv(self) -> tuple[Any, ...]:
+        observation, reward, terminated, truncated, info = self._envs.recv()
+        order = self._random.permutation(len(terminated))
+        by_player = (order[:, None] * 2 + np.arange(2)).ravel()
+        info = {name: column[order] for name, column in info.items() if name != "players"}
+        return observation[by_player], reward[by_player], terminated[order], truncated[order], info
+
+
+def test_board_game_rows_are_in_the_order_of_games_however_envpool_returns_them() -> None:
+    def played(race: Callable[[Any], Any]) -> list[tuple[Rows, Any]]:
+        envs = envpool.make("TicTacToe-v1", env_type="gymnasium", num_envs=8, batch_size=8, seed=3, num_threads=1)
+        return play(BoardGamePool(race(envs), "TicTacToe-v1", 8, 2), 60, legal())
+
+    raced, alone = played(Racing), played(lambda envs: envs)
+    for (rows, actions), (expected, expected_actions) in zip(raced, alone, strict=True):
+        assert (np.diff(rows.env_id) > 0).all()
+        assert actions == expected_actions
+        assert rows.reward.tolist() == expected.reward.tolist()
+        assert rows.flags.tolist() == expected.flags.tolist()
+        for name in (MASK, "observation"):
+            assert rows.observation[name].tolist() == expected.observation[name].tolist()
 
 
 def test_board_game_with_other_players_than_the_settings_is_refused_with_the_number() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from seedrl.commandline.checking import checked
 from seedrl.commandline.main import compose, vocabulary
-from seedrl.commandline.members import Member, Status, write_table
+from seedrl.commandline.members import Member, Score, Status, write_table
 from seedrl.commandline.population import JOURNAL, Population, constant_schedules
 from seedrl.commandline.search import split
 from seedrl.errors import ConfigError
@@ -49,8 +49,13 @@ def evolve(search: Population, score: Callable[[int, list[str]], float | None]) 
     while started := ask_all(search):
         everything |= started
         for number, overrides in started.items():
-            search.tell(number, score(number, overrides))
+            search.tell(number, steady(score(number, overrides)))
     return everything
+
+
+def steady(score: float | None) -> Score | None:
+    """Return the score of a run whose mean return was always the same."""
+    return None if score is None else Score(score, score)
 
 
 def test_members_start_inside_the_interval_with_seeds_of_their_own(tmp_path: Path) -> None:
@@ -71,9 +76,9 @@ def test_generation_begins_once_all_of_the_one_before_have_ended(tmp_path: Path)
     search = population(tmp_path)
     ask_all(search)
     for number in range(3):
-        search.tell(number, 1.0)
+        search.tell(number, steady(1.0))
         assert search.ask() is None
-    search.tell(3, 1.0)
+    search.tell(3, steady(1.0))
     assert list(ask_all(search)) == [4, 5, 6, 7]
 
 
@@ -81,7 +86,7 @@ def test_worst_takes_over_from_the_best_and_all_others_continue(tmp_path: Path) 
     search = population(tmp_path, "sweep.factor=4")
     first = ask_all(search)
     for number, score in enumerate([10.0, 40.0, None, 20.0]):  # the third has failed
-        search.tell(number, score)
+        search.tell(number, steady(score))
     second = ask_all(search)
     assert [parent_of(each) for each in second.values()] == [0, 1, 1, 3]
     assert [rate_of(second[4 + member]) for member in (0, 1, 3)] == [rate_of(first[member]) for member in (0, 1, 3)]
@@ -89,11 +94,28 @@ def test_worst_takes_over_from_the_best_and_all_others_continue(tmp_path: Path) 
     assert min(abs(math.log(changed / 4)), abs(math.log(changed * 4))) < 1e-3
 
 
+def test_member_that_was_lucky_once_is_ranked_by_its_newest_return(tmp_path: Path) -> None:
+    search = population(tmp_path)
+    ask_all(search)
+    for number, score in enumerate([Score(90.0, 5.0), Score(40.0, 40.0), Score(20.0, 20.0), Score(30.0, 30.0)]):
+        search.tell(number, score)
+    second = ask_all(search)
+    assert [parent_of(each) for each in second.values()] == [1, 1, 2, 3]
+
+
+def test_population_ends_with_a_run_that_was_at_the_goal_although_its_newest_return_is_below(tmp_path: Path) -> None:
+    search = population(tmp_path, "stop.return_mean_100=100")
+    ask_all(search)
+    for number in range(4):
+        search.tell(number, Score(100.5, 99.5) if number == 2 else Score(0.0, 0.0))
+    assert ask_all(search) == {}
+
+
 def test_journal_says_in_words_what_was_decided(tmp_path: Path) -> None:
     search = population(tmp_path)
     ask_all(search)
     for number, score in enumerate([10.0, 40.0, 5.0, 20.0]):
-        search.tell(number, score)
+        search.tell(number, steady(score))
     ask_all(search)
     lines = [json.loads(line) for line in (tmp_path / JOURNAL).read_text().splitlines()]
     assert [(each["generation"], each["run"], each["score"]) for each in lines[1:5]] == [
@@ -133,7 +155,7 @@ def test_population_that_was_interrupted_decides_as_it_would_have(tmp_path: Path
         (tmp_path / name).mkdir()
     whole, part = evolve(population(tmp_path / "whole"), score), tmp_path / "part"
     members = [
-        Member(n, whole[n], part / str(n), Status.FAILED if n == 2 else Status.DONE, 10, score(n, []))
+        Member(n, whole[n], part / str(n), Status.FAILED if n == 2 else Status.DONE, 10, score(n, []), score(n, []))
         for n in range(ended)
     ]
     write_table(part, members)

@@ -30,6 +30,8 @@ from seedrl.wire.messages import (
     ControlRequest,
     Hello,
     LearnerMessage,
+    MemberResult,
+    Outcome,
     Ready,
     Report,
     StepParts,
@@ -410,7 +412,8 @@ def test_control_reaches_the_sessions_that_it_names() -> None:
         streams = [FakeStream(Hello(name), Ready(SPEC)) for name in ("a", "b")]
         sessions = [endpoint.serve(stream) for stream in streams]
         await eventually(lambda: all(stream.written for stream in streams) and len(endpoint.said) == 2)
-        assert endpoint.protocol.control(ControlRequest("a", command=Command.PAUSE), "fake:2") == 1
+        pause = ControlRequest("a", command=Command.PAUSE)
+        assert endpoint.protocol.control(pause, "fake:2") == [MemberResult("a")]
         await eventually(lambda: len(streams[0].written) == 2)
         assert streams[0].written[1] == Control(Command.PAUSE, "Asked to: pause")
         assert [session.is_paused for session in endpoint.sessions.open.values()] == [True, False]
@@ -477,11 +480,15 @@ def test_control_move_of_a_session_that_does_not_follow_redirects_is_refused_in_
         endpoint = MovableEndpoint()
         follows, stays = await endpoint.joined(Hello("follows"), Hello("stays", redirects=MAX_REDIRECTS))
         order = ControlRequest(actor, command=Command.REDIRECT, open=None if actor else False)
-        with pytest.raises(InvalidMessage, match=r"^move: expected actors that follow redirects, saw stays with 3 in"):
-            endpoint.protocol.control(order, "fake:2")
+        results = endpoint.protocol.control(order, "fake:2")
+        assert {result.name: result.outcome for result in results} == dict.fromkeys(
+            [actor] if actor else ["follows", "stays"], Outcome.refused
+        )
+        assert results[0].reason.startswith("move: expected actors that follow redirects, saw stays with 3 in")
         assert len(endpoint.sessions.open) == 2
         assert endpoint.sessions.is_open
-        assert endpoint.protocol.control(ControlRequest("follows", command=Command.REDIRECT), "fake:2") == 1
+        move = ControlRequest("follows", command=Command.REDIRECT)
+        assert endpoint.protocol.control(move, "fake:2") == [MemberResult("follows")]
         for stream, session in (follows, stays):
             stream.end()
             await session

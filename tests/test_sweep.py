@@ -86,8 +86,8 @@ def test_places_that_do_not_fit_the_machine_are_refused(
 
 def test_table_survives_its_file(tmp_path: Path) -> None:
     members = [
-        Member(0, ["seed=1", "model.layers=[64,64]"], tmp_path / "0", Status.DONE, 1000, 12.5),
-        Member(1, ["env.id='a b'"], tmp_path / "1", Status.FAILED, 0, None, 'it, and "that"'),
+        Member(0, ["seed=1", "model.layers=[64,64]"], tmp_path / "0", Status.DONE, 1000, 12.5, 12.0),
+        Member(1, ["env.id='a b'"], tmp_path / "1", Status.FAILED, 0, None, None, 'it, and "that"'),
     ]
     write_table(tmp_path, members)
     assert list(read_table(tmp_path).values()) == members
@@ -159,6 +159,7 @@ def test_sweep_continues_after_runs_that_fail_and_its_code_tells(tmp_path: Path,
     members = read_table(directory)
     assert [member.status for member in members.values()] == ["failed", "failed", "done", "done"]
     assert [member.best_return for member in members.values()] == [None, None, 2.0, 5.0]
+    assert [member.newest_return for member in members.values()] == [None, None, 0.0, 0.0]
     assert [member.env_steps for member in members.values()] == [0, 0, 30, 30]
     assert members[0].reason == "seed=0 is refused"
     assert members[1].reason == "unlucky (code 1)"

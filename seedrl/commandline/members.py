@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seedrl.errors import ConfigError, SeedrlError
 from seedrl.monitoring.curves import read_curve
@@ -24,6 +24,13 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+class Score(NamedTuple):
+    """The mean returns of up to 100 episodes that a run has had."""
+
+    best: float  # the largest, which is noise while few episodes have ended
+    newest: float
+
+
 @dataclass
 class Member:
     """One run of a sweep. Owned by the main thread."""
@@ -34,11 +41,19 @@ class Member:
     status: Status = Status.RUNNING
     env_steps: int = 0
     best_return: float | None = None  # the largest mean return of 100 episodes
+    newest_return: float | None = None  # the last one
     reason: str = field(default="")  # why it failed
 
     @property
     def name(self) -> str:
         return f"run {self.number} ({' '.join(self.overrides)})" if self.overrides else f"run {self.number}"
+
+    @property
+    def score(self) -> Score | None:
+        """Return what counts for a search; None if the run failed, or no episode has ended."""
+        if self.status is not Status.DONE or self.best_return is None or self.newest_return is None:
+            return None
+        return Score(self.best_return, self.newest_return)
 
     @property
     def was_interrupted(self) -> bool:
@@ -54,7 +69,8 @@ class Member:
             returns = read_curve(self.directory).returns
         except SeedrlError:  # it has not begun
             return
-        self.best_return = float(returns.max()) if returns.size else None
+        if returns.size:
+            self.best_return, self.newest_return = float(returns.max()), float(returns[-1])
 
 
 def _summary(directory: Path) -> dict[str, Any]:
@@ -96,6 +112,7 @@ def _member(row: dict[str, str]) -> Member:
         Status.INTERRUPTED if status is Status.RUNNING else status,
         int(row["env_steps"]),
         float(row["best_return"]) if row["best_return"] else None,
+        float(row["newest_return"]) if row["newest_return"] else None,
         row["reason"],
     )
 

@@ -2,8 +2,9 @@
 
 Members train for `stop.env_steps`, a generation, each in a run of its own that begins with the weights of a run of the
 generation before (`init_from`). Of each generation the worst quarter takes over the weights and settings of members of
-the best quarter, and changes the settings; all others continue their own. Every decision follows from the scores and
-the seed, so that a population that is interrupted continues as it would have. `population.jsonl` has each in words.
+the best quarter, and changes the settings; all others continue their own. The score of a run is its newest mean return:
+the best of many means of a few episodes is luck. Every decision follows from the scores and the seed, so that a
+population that is interrupted continues as it would have. `population.jsonl` has each in words.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from seedrl.commandline.members import Status, read_table
+from seedrl.commandline.members import Score, Status, read_table
 from seedrl.commandline.search import chosen, typed_values
 from seedrl.commandline.settings import Vocabulary
 from seedrl.config import SweptRunConfig
@@ -28,6 +29,8 @@ JOURNAL = "population.jsonl"
 QUARTER = 4  # the worst and the best of so many parts
 # Schedules that would end with every generation; a line may give other values.
 CONSTANT = ("algorithm.learning_rate_end=null", "algorithm.entropy_cost_end=null")
+
+NOTHING = Score(-math.inf, -math.inf)  # of a run that failed, or in which no episode has ended
 
 Values = dict[str, Any]  # by setting
 
@@ -80,7 +83,7 @@ class Population:
 
     def ask(self) -> tuple[int, list[str]] | None:
         """Return the next run; None also while runs of the generation before it have not ended."""
-        if self._asked >= self.count or max(self._scores.values(), default=-math.inf) >= self._goal:
+        if self._asked >= self.count or any(score.best >= self._goal for score in self._scores.values()):
             return None
         if self._asked == len(self._decisions) and not self._decide():
             return None
@@ -88,8 +91,8 @@ class Population:
         self._asked += 1
         return decision.run, self._overrides(decision)
 
-    def tell(self, number: int, score: float | None) -> None:
-        self._scores[number] = -math.inf if score is None else score
+    def tell(self, number: int, score: Score | None) -> None:
+        self._scores[number] = NOTHING if score is None else score
         self._write_journal()
 
     def _overrides(self, decision: Decision) -> list[str]:
@@ -113,8 +116,8 @@ class Population:
         write_atomically(self._directory / JOURNAL, "".join(f"{line}\n" for line in lines))
 
     def _score(self, decision: Decision) -> float | None:
-        score = self._scores.get(decision.run, -math.inf)
-        return score if math.isfinite(score) else None
+        newest = self._scores.get(decision.run, NOTHING).newest
+        return newest if math.isfinite(newest) else None
 
     def _first(self, random: np.random.Generator) -> list[Decision]:
         decisions = []
@@ -124,7 +127,7 @@ class Population:
         return decisions
 
     def _next(self, generation: int, before: list[Decision], random: np.random.Generator) -> list[Decision]:
-        ranked = sorted(before, key=lambda decision: -self._scores[decision.run])
+        ranked = sorted(before, key=lambda decision: -self._scores[decision.run].newest)
         part = max(1, self._size // QUARTER)
         best, worst = ranked[:part], {decision.member for decision in ranked[-part:]}
         decisions = []
@@ -183,7 +186,7 @@ def _words(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
-def _known_scores(directory: Path) -> dict[int, float]:
+def _known_scores(directory: Path) -> dict[int, Score]:
     """Return the scores of runs that an earlier process has ended."""
     ended = [member for member in read_table(directory).values() if member.status in (Status.DONE, Status.FAILED)]
-    return {each.number: -math.inf if each.best_return is None else each.best_return for each in ended}
+    return {each.number: each.score or NOTHING for each in ended}

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 
+from seedrl.commandline.members import Score
 from seedrl.commandline.settings import Vocabulary
 from seedrl.config import SweptRunConfig
 from seedrl.errors import require
@@ -28,8 +29,8 @@ class Search(Protocol):
         None means that there is no further run, or none before one of those that are running has ended.
         """
 
-    def tell(self, number: int, score: float | None) -> None:
-        """Take notice of how a run has ended; None if it failed."""
+    def tell(self, number: int, score: Score | None) -> None:
+        """Take notice of how a run has ended; None if it failed, or no episode of it has ended."""
 
 
 def split(overrides: Iterable[str]) -> tuple[list[str], list[Override]]:
@@ -71,7 +72,7 @@ class Grid:
     def ask(self) -> tuple[int, list[str]] | None:
         return next(self._rest, None)
 
-    def tell(self, number: int, score: float | None) -> None:
+    def tell(self, number: int, score: Score | None) -> None:
         """Ignore it: the next combination does not depend on it."""
 
 
@@ -115,11 +116,11 @@ class Optuna:
         trial = self._study.ask(self._distributions)
         return trial.number, [chosen(key, value) for key, value in trial.params.items()]
 
-    def tell(self, number: int, score: float | None) -> None:
+    def tell(self, number: int, score: Score | None) -> None:
         if score is None:
             self._study.tell(number, state=self._failed)
         else:
-            self._study.tell(number, score)
+            self._study.tell(number, score.best)
 
 
 def chosen(key: str, value: Any) -> str:

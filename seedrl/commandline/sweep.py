@@ -170,7 +170,7 @@ class Sweep:
 
     def _note_end(self, member: Member, status: Status, reason: str = "") -> None:
         member.end(status, reason)
-        self._search.tell(member.number, member.best_return if status is Status.DONE else None)
+        self._search.tell(member.number, member.score)
         score = "no episode finished" if member.best_return is None else f"best return {member.best_return:,.2f}"
         how = reason or f"{score}, {member.env_steps:,} steps"
         print(f"sweep: {member.name} {status}: {how}", flush=True)

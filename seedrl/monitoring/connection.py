@@ -22,7 +22,7 @@ def link_to(config: StatusConfig | DoctorConfig | ControlConfig) -> Link:
         check_address("learner", config.learner)
         return Link(config.learner, config.security)
     run = find_run(config.run)
-    context = _context_of(run)
+    context = context_of(run)
     if context.state in ENDED:
         raise RunEnded(run, context)
     return Link(context.address, config.security)
@@ -47,7 +47,8 @@ class RunEnded(LearnerLost):
         super().__init__(f"{run} has ended, {context.state.name.lower()}: {context.reason}")
 
 
-def _context_of(run: Path) -> Context:
+def context_of(run: Path) -> Context:
+    """Return the run context. Raises ConfigError if there is none."""
     try:
         return ContextFile(run).read()
     except RunDirectoryError as error:

@@ -5,15 +5,16 @@ import json
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from seedrl.config import StatusConfig
-from seedrl.errors import LearnerLost
-from seedrl.monitoring.connection import RunEnded, learner_status
+from seedrl.errors import ConfigError, LearnerLost
+from seedrl.monitoring.connection import ANSWER_SECONDS, RunEnded, learner_status
+from seedrl.monitoring.members import Gone, endpoints_of, serving
 from seedrl.monitoring.units import duration
 from seedrl.run.closing import next_lines
 from seedrl.run.context import ENDED, Context, ContextFile, dump
@@ -21,6 +22,7 @@ from seedrl.run.directory import RunDirectory
 from seedrl.run.finding import find_run
 from seedrl.run.identity import Identity
 from seedrl.status import SILENT_SECONDS, ActorStatus, Status
+from seedrl.wire.channel import ask_status
 
 LEFT = ("", "actor", "transport", "peer")  # headings of text
 DROPPED = ("peer", "transport", "waiting", "lag", "envs", "heard", "round trip")  # in a narrow terminal, first to last
@@ -30,7 +32,7 @@ NARROWEST = 24  # columns for which lines are broken
 
 def run_status(config: StatusConfig) -> None:
     try:
-        status = learner_status(config)
+        status = _status(config)
     except LearnerLost as error:
         if not config.learner:
             show_remains(find_run(config.run), config.json, Console())
@@ -41,6 +43,20 @@ def run_status(config: StatusConfig) -> None:
         print(json.dumps(asdict(status), indent=2))
     else:
         show(status, config.top, Console())
+
+
+def _status(config: StatusConfig) -> Status:
+    """Return the status of the learner, the rank or the actor that is named. Raises ConfigError if there is none."""
+    if config.rank is None and not config.actor:
+        return learner_status(config)
+    endpoints = endpoints_of(config)
+    if not config.actor:
+        return ask_status(endpoints[0].link, ANSWER_SECONDS)
+    found = serving(config.actor, endpoints)
+    if isinstance(found, Gone):
+        raise ConfigError(f"actor={found.name} is gone: {found.words}")
+    status = ask_status(found[0].link, ANSWER_SECONDS)
+    return replace(status, actors=[actor for actor in status.actors if actor.name == config.actor])
 
 
 def show_remains(directory: Path, as_json: bool, console: Console) -> None:

@@ -34,6 +34,8 @@ from seedrl.wire.messages import (
     Control,
     ControlRequest,
     Hello,
+    MemberResult,
+    Outcome,
     Ready,
     Report,
     StepParts,
@@ -146,10 +148,25 @@ class SessionProtocol:
                 own[0][0].session.traffic.unsent += rows
                 self._metrics.sent_bytes += sum(map(len, message.action))
 
-    def control(self, order: ControlRequest, peer: str) -> int:
-        """Do what `seedrl control` asks for; return the number of sessions it is about. Raises InvalidMessage."""
-        places = self._places_for(order) if order.command is Command.REDIRECT else []
-        sessions = self._sessions.obey(order)
+    def control(self, order: ControlRequest, peer: str) -> list[MemberResult]:
+        """Do what `seedrl control` asks for; return what became of it, by session. Raises InvalidMessage.
+
+        A move is one for all sessions that it is about, or for none.
+        """
+        sessions = self._sessions.concerned_by(order)
+        places: list[str] = []
+        if order.command is Command.REDIRECT:
+            try:
+                places = self._places_for(sessions)
+            except InvalidMessage as error:
+                if not sessions:
+                    raise
+                return [MemberResult(session.name, Outcome.refused, str(error)) for session in sessions]
+        self._carry_out(order, sessions, places, peer)
+        return [MemberResult(session.name) for session in sessions]
+
+    def _carry_out(self, order: ControlRequest, sessions: list[Session], places: list[str], peer: str) -> None:
+        self._sessions.obey(order)
         words = describe_request(order)
         self._say(f"learner: {peer} asks {order.actor or 'all actors'}: {words}")
         reason = DRAINED if order.command is Command.END else f"Asked to: {words}"
@@ -159,7 +176,6 @@ class SessionProtocol:
         elif order.command:
             for session in sessions:
                 self.connections[session.id].send(Control(order.command, reason))
-        return len(sessions)
 
     def move_one_if_overloaded(self) -> None:
         """Redirect the newest session that follows if this endpoint has had far too many for a while."""
@@ -355,9 +371,8 @@ class SessionProtocol:
         self._end(session)
         self.connections[session.id].limit.reschedule(time.monotonic())
 
-    def _places_for(self, order: ControlRequest) -> list[str]:
+    def _places_for(self, concerned: list[Session]) -> list[str]:
         """Return an address for each session that is to move. Raises InvalidMessage, before anything has changed."""
-        concerned = self._sessions.concerned_by(order)
         if fixed := [session.name for session in concerned if not session.follows_redirects]:
             others = f" and {len(fixed) - 1} more" if len(fixed) > 1 else ""
             raise InvalidMessage(

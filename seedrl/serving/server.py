@@ -229,8 +229,8 @@ class Server:
 
     async def _control(self, request: bytes, context: Any) -> bytes:
         try:
-            actors = self._protocol.control(parse_control_request(request), context.peer())
-            return serialize_control_response(actors)
+            results = self._protocol.control(parse_control_request(request), context.peer())
+            return serialize_control_response(results)
         except Exception as error:
             if not isinstance(error, Refused):
                 self._say(f"learner: a control request failed: {error!r}")

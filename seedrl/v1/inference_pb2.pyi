@@ -210,10 +210,28 @@ class ControlRequest(_message.Message):
     def __init__(self, actor: _Optional[str] = ..., temperature: _Optional[float] = ..., epsilon: _Optional[float] = ..., command: _Optional[_Union[Control.Command, str]] = ..., options_json: _Optional[str] = ..., open: bool = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("actors",)
-    ACTORS_FIELD_NUMBER: _ClassVar[int]
-    actors: int
-    def __init__(self, actors: _Optional[int] = ...) -> None: ...
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[MemberResult]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberResult, _Mapping]]] = ...) -> None: ...
+
+class MemberResult(_message.Message):
+    __slots__ = ("name", "outcome", "reason")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[MemberResult.Outcome]
+        OUTCOME_DONE: _ClassVar[MemberResult.Outcome]
+        OUTCOME_REFUSED: _ClassVar[MemberResult.Outcome]
+    OUTCOME_UNSPECIFIED: MemberResult.Outcome
+    OUTCOME_DONE: MemberResult.Outcome
+    OUTCOME_REFUSED: MemberResult.Outcome
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    outcome: MemberResult.Outcome
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., outcome: _Optional[_Union[MemberResult.Outcome, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -11,7 +11,7 @@ from seedrl.status import Status
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec, tls
 from seedrl.wire.control import parse_control_response, serialize_control_request
-from seedrl.wire.messages import MAX_MESSAGE_BYTES, PING_PATIENCE, ActorMessage, ControlRequest
+from seedrl.wire.messages import MAX_MESSAGE_BYTES, PING_PATIENCE, ActorMessage, ControlRequest, MemberResult
 from seedrl.wire.security import check_client_security, client_exposures, is_socket
 from seedrl.wire.status import parse_status
 from seedrl.wire.tokens import Tokens
@@ -138,8 +138,8 @@ def ask_status(link: Link, seconds: float) -> Status:
     return parse_status(_ask(link, "Status", b"", seconds))
 
 
-def ask_control(link: Link, order: ControlRequest, seconds: float) -> int:
-    """Call InferenceService.Control; return the number of sessions it was about.
+def ask_control(link: Link, order: ControlRequest, seconds: float) -> list[MemberResult]:
+    """Call InferenceService.Control; return what became of it, for each session it was about.
 
     Raises LearnerLost if no answer comes in time, and ConfigError for a request that the learner refuses.
     """

@@ -1,17 +1,19 @@
-"""ControlRequest ⇄ bytes, and a control request in words. Knows nothing of what sessions do about it."""
+"""ControlRequest and its results ⇄ bytes, and a control request in words. Knows nothing of what sessions do with it."""
 
 import json
+from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
 from seedrl.errors import InvalidMessage
 from seedrl.v1 import inference_pb2 as pb
-from seedrl.wire.messages import ORDERS, Command, ControlRequest
+from seedrl.wire.messages import ORDERS, Command, ControlRequest, MemberResult, Outcome
 from seedrl.wire.text import decode_options, printable
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 MAX_BYTES = 64 * 1024  # of a request
 MAX_WORDS = 512  # characters of options that a log line shows
+OUTCOMES = {Outcome.done: pb.MemberResult.OUTCOME_DONE, Outcome.refused: pb.MemberResult.OUTCOME_REFUSED}
 
 
 def serialize_control_request(order: ControlRequest) -> bytes:
@@ -52,13 +54,20 @@ def parse_control_request(data: bytes) -> ControlRequest:
     return order
 
 
-def serialize_control_response(actors: int) -> bytes:
-    return pb.ControlResponse(actors=actors).SerializeToString()
+def serialize_control_response(results: Iterable[MemberResult]) -> bytes:
+    members = [
+        pb.MemberResult(name=result.name, outcome=OUTCOMES[result.outcome], reason=result.reason) for result in results
+    ]
+    return pb.ControlResponse(members=members).SerializeToString()
 
 
-def parse_control_response(data: bytes) -> int:
-    """Return the number of sessions that a request was about."""
-    return pb.ControlResponse.FromString(data).actors
+def parse_control_response(data: bytes) -> list[MemberResult]:
+    """Return what became of a request, for each session that it was about."""
+    names = {number: outcome for outcome, number in OUTCOMES.items()}
+    return [
+        MemberResult(member.name, names.get(member.outcome, Outcome.refused), member.reason)
+        for member in pb.ControlResponse.FromString(data).members
+    ]
 
 
 def describe_request(order: ControlRequest) -> str:

@@ -5,7 +5,7 @@ Each record has the name and the fields of the message in proto/seedrl/v1/infere
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
 from seedrl.plugins import modules_of
@@ -141,6 +141,23 @@ class ControlRequest(NamedTuple):
     command: Command = Command.UNSPECIFIED
     options: dict[str, Any] | None = None
     open: bool | None = None
+
+
+class Outcome(StrEnum):
+    """The fate of a request for one member."""
+
+    done = "done"
+    refused = "refused"
+    gone = "gone"  # it is no longer connected, so nobody was asked
+
+
+class MemberResult(NamedTuple):
+    """The result of a request for one member of a run."""
+
+    name: str
+    outcome: Outcome = Outcome.done
+    reason: str = ""  # empty if it is done
+    rank: int = 0  # of the learner that serves it, or did so last; does not travel
 
 
 # The words of `seedrl control`.

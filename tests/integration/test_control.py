@@ -1,22 +1,28 @@
 """People steer actors that run: exploration, pauses, resets, other environments, farewells; each through a stream."""
 
+import json
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seedrl.config import ControlConfig, RunConfig, SecurityConfig
+from seedrl.config import ControlConfig, RunConfig, SecurityConfig, StatusConfig
 from seedrl.errors import ConfigError, Unauthenticated
+from seedrl.job_handle import SubmittedJob
 from seedrl.launching.actors import ActorFleet
 from seedrl.launching.children import Child
 from seedrl.launching.process_notes import ProcessNotes
-from seedrl.monitoring.control import order_of
+from seedrl.monitoring.control import order_of, run_control
+from seedrl.monitoring.control import tell as tell_members
+from seedrl.monitoring.overview import run_status
 from seedrl.run.context import ContextFile
+from seedrl.run.directory import RunDirectory
 from seedrl.status import DRAINED
 from seedrl.wire.channel import Link, ask_control
 from seedrl.wire.control import describe_request
-from seedrl.wire.messages import ORDERS, Command, ControlRequest
+from seedrl.wire.messages import ORDERS, Command, ControlRequest, MemberResult, Outcome
 from tests.integration.conftest import StartActor, StartLearner
 from tests.integration.processes import Commands
 from tests.integration.support import RunningActor, RunningLearner
@@ -24,11 +30,12 @@ from tests.integration.waiting import DEADLINE, eventually, settled
 
 
 def tell(learner: RunningLearner, actor: str = "", **order: Any) -> int:
-    """Return how many actors were told."""
+    """Return how many actors have done it."""
     if "do" in order:
         order["command"] = ORDERS[order.pop("do")]
     link = Link(learner.address, SecurityConfig())
-    return ask_control(link, ControlRequest(actor, **order), DEADLINE)
+    results = ask_control(link, ControlRequest(actor, **order), DEADLINE)
+    return sum(result.outcome is Outcome.done for result in results)
 
 
 def pair(start_learner: StartLearner, start_actor: StartActor, **settings: Any) -> tuple[RunningLearner, Any, Any]:
@@ -231,10 +238,98 @@ def test_control_command_pauses_and_steers_a_running_actor(
     actor = start_actor(learner.address)
     eventually(lambda: actor.requests > 5)
     code, out, err = commands.run("control", "pause", f"learner={learner.address}", "actor=actor-0", "epsilon=0.25")
-    assert (code, out) == (0, "told 1 actor: epsilon=0.25, pause\n"), err
+    assert (code, out) == (0, "told 1 actor: epsilon=0.25, pause\n  actor-0: done\n"), err
     (session,) = learner.service.inference.sessions.open.values()
     assert session.is_paused
     assert explored(learner, "actor-0") == (1.0, 0.25)
-    code, _, err = commands.run("control", "pause", f"learner={learner.address}", "actor=nobody")
+    code, _, err = commands.run("control", "pause", f"learner={learner.address}", "actor=actor0")
     assert code == 2
-    assert "expected one that is connected" in err
+    assert "expected one that is connected (actor-0), saw actor0; did you mean actor-0?" in err
+
+
+# Members of several ranks, by name.
+
+
+class TwoRanks:
+    """Two learners whose run directories look like those of two ranks, with actor-0 and actor-1 at them."""
+
+    def __init__(self, start_learner: StartLearner, start_actor: StartActor, directory: Path) -> None:
+        self.learners = [start_learner(run_dir=str(path)) for path in (directory, directory / "ranks/1")]
+        settings = directory / "config.yaml"
+        settings.write_text(re.sub(r"(?m)^(ranks:\n  count): 1$", r"\1: 2", settings.read_text()))
+        assert RunDirectory(directory).config().ranks.count == 2
+        self.actors = [start_actor(learner.address) for learner in self.learners]
+        for actor, path in zip(self.actors, (directory, directory / "ranks/1"), strict=True):
+            eventually(lambda actor=actor: actor.requests > 5)
+            eventually(lambda path=path: any(m.streams_to for m in ContextFile(path).read().members.values()))
+        self.run = str(directory)
+
+    @property
+    def paused(self) -> list[bool]:
+        sessions = [learner.service.inference.sessions for learner in self.learners]
+        return [session.is_paused for table in sessions for session in table.open.values()]
+
+    def tell(self, *do: str, **who: Any) -> list[tuple[str, int, str]]:
+        results = tell_members(ControlConfig(do=list(do), run=self.run, **who))
+        return [(result.name, result.rank, str(result.outcome)) for result in results]
+
+
+@pytest.fixture
+def two_ranks(start_learner: StartLearner, start_actor: StartActor, tmp_path: Path) -> TwoRanks:
+    return TwoRanks(start_learner, start_actor, tmp_path / "two")
+
+
+def test_members_are_addressed_by_name_by_rank_and_all_together(two_ranks: TwoRanks) -> None:
+    assert two_ranks.tell("pause") == [("actor-0", 0, "done"), ("actor-1", 1, "done")]
+    assert two_ranks.paused == [True, True]
+    assert two_ranks.tell("resume", rank=1) == [("actor-1", 1, "done")]
+    assert two_ranks.paused == [True, False]
+    assert two_ranks.tell("pause", actor="actor-1") == [("actor-1", 1, "done")]
+    assert two_ranks.paused == [True, True]
+    handle = SubmittedJob(Path(two_ranks.run), process=None, written_before=0.0)  # type: ignore[arg-type]
+    assert handle.control("resume", rank=0) == [MemberResult("actor-0")]
+    assert two_ranks.paused == [False, True]
+    shown = {rank: [actor.name for actor in actors] for rank, actors in handle.members().items()}
+    assert shown == {0: ["actor-0"], 1: ["actor-1"]}
+    assert [actor.name for actor in handle.members(actor="actor-1")[1]] == ["actor-1"]
+
+
+def test_members_that_there_are_not_are_refused_with_the_nearest_name(two_ranks: TwoRanks) -> None:
+    with pytest.raises(ConfigError, match=r"\(actor-0, actor-1\), saw actor-11; did you mean actor-1\?"):
+        two_ranks.tell("pause", actor="actor-11")
+    with pytest.raises(ConfigError, match=r"rank=2: expected one with a run context here \(0, 1\)"):
+        two_ranks.tell("pause", rank=2)
+    with pytest.raises(ConfigError, match="move empties one endpoint, and there are several"):
+        two_ranks.tell("move")
+    with pytest.raises(ConfigError, match="rank=1 is looked up in a run directory"):
+        tell_members(ControlConfig(do=["pause"], learner=two_ranks.learners[0].address, rank=1))
+    assert two_ranks.paused == [False, False]
+
+
+def test_member_that_has_left_is_gone_and_says_when(two_ranks: TwoRanks, capsys: pytest.CaptureFixture[str]) -> None:
+    assert two_ranks.tell("drain", actor="actor-1") == [("actor-1", 1, "done")]
+    two_ranks.actors[1].join()
+    eventually(lambda: not two_ranks.learners[1].service.inference.sessions.open)
+    assert two_ranks.tell("pause", actor="actor-1") == [("actor-1", 1, "gone")]
+    with pytest.raises(ConfigError, match=r"1 of 1 have not done it; actor-1: last seen 0:\d\d ago"):
+        run_control(ControlConfig(do=["pause"], actor="actor-1", run=two_ranks.run))
+    assert capsys.readouterr().out.startswith("told 0 actors, 1 gone: pause\n  actor-1: gone; last seen 0:")
+    with pytest.raises(ConfigError, match=r"actor=actor-1 is gone: last seen"):
+        run_status(StatusConfig(run=two_ranks.run, actor="actor-1"))
+
+
+def test_status_of_one_actor_is_shown_with_the_rank_that_serves_it(
+    two_ranks: TwoRanks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_status(StatusConfig(run=two_ranks.run, actor="actor-1", json=True))
+    status = json.loads(capsys.readouterr().out)
+    assert [actor["name"] for actor in status["actors"]] == ["actor-1"]
+    assert status["address"] == two_ranks.learners[1].address
+    run_status(StatusConfig(run=two_ranks.run, rank=1, json=True))
+    assert json.loads(capsys.readouterr().out)["address"] == two_ranks.learners[1].address
+
+
+def test_members_of_a_rank_that_does_not_answer_are_gone(two_ranks: TwoRanks) -> None:
+    with ContextFile(Path(two_ranks.run) / "ranks/1").change() as context:
+        context.address = "127.0.0.1:1"  # where nobody listens
+    assert two_ranks.tell("pause") == [("actor-0", 0, "done"), ("actor-1", 1, "gone")]

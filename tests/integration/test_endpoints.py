@@ -16,14 +16,14 @@ import pytest
 
 from envs_server import session as actor_session
 from seedrl.config import SecurityConfig
-from seedrl.errors import ConfigError, LearnerLost
+from seedrl.errors import ConfigError, LearnerLost, require
 from seedrl.rows import Rows
 from seedrl.serving import balance, protocol
 from seedrl.serving.balance import LearnerEndpoint
 from seedrl.v1 import inference_pb2 as pb
 from seedrl.wire import codec
 from seedrl.wire.channel import Link, ask_control
-from seedrl.wire.messages import MAX_REDIRECTS, ORDERS, Command, Control, ControlRequest
+from seedrl.wire.messages import MAX_REDIRECTS, ORDERS, Command, Control, ControlRequest, MemberResult, Outcome
 from tests.certificates import Certificates
 from tests.chaos.proxy import Proxy
 from tests.integration.conftest import StartActor, StartLearner
@@ -92,9 +92,12 @@ class SlowPool(SignedPool):
 
 
 def tell(learner: RunningLearner, do: str, actor: str = "", is_open: bool | None = None) -> int:
-    """Return how many actors were told."""
+    """Return how many actors have done it. Raises ConfigError with the reason if one has refused."""
     order = ControlRequest(actor, command=ORDERS.get(do, Command.UNSPECIFIED), open=is_open)
-    return ask_control(Link(learner.address, SecurityConfig()), order, DEADLINE)
+    results = ask_control(Link(learner.address, SecurityConfig()), order, DEADLINE)
+    for result in results:
+        require(result.outcome is Outcome.done, f"{result.name}: {result.reason}")
+    return len(results)
 
 
 def move_all(learner: RunningLearner) -> int:
@@ -286,14 +289,15 @@ def test_move_with_no_room_for_all_moves_nobody_and_says_so(
     with pytest.raises(ConfigError, match=words):
         move_all(first)
     agreement.add(first, start_endpoint(serving__max_slots=2 * ENVS))  # too small
-    code, _, err = commands.run("control", "move", f"learner={first.address}")
+    code, out, err = commands.run("control", "move", f"learner={first.address}")
     assert code == 2
     assert words in err
+    assert out.startswith("told 0 actors, 3 refused: move, take no new actors\n  actor-0: refused; move: expected")
     assert names(first) == {"actor-0", "actor-1", "actor-2"}
     assert first.service.inference.sessions.is_open
     assert all(len(actor.pools) == 1 for actor in actors)
     code, out, err = commands.run("control", "move", "actor=actor-2", f"learner={first.address}")
-    assert (code, out) == (0, "told 1 actor: move\n"), err
+    assert (code, out) == (0, "told 1 actor: move\n  actor-2: done\n"), err
 
 
 def test_actor_that_does_not_leave_when_it_is_moved_holds_nothing(
@@ -507,7 +511,7 @@ class Secured:
         row = LearnerEndpoint(address, free=64, slots=64, round_trip=0.0, is_open=True)
         self.learner.service.inference.balance.see([row])
         order = ControlRequest("actor-0", command=Command.REDIRECT)
-        assert ask_control(Link(self.learner.address, self._security), order, DEADLINE) == 1
+        assert ask_control(Link(self.learner.address, self._security), order, DEADLINE) == [MemberResult("actor-0")]
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from tests.integration.test_lockstep import counters, final_tensors
 pytestmark = pytest.mark.long
 
 SMALL = (
-    *("display=none", "metrics=", "lockstep=true", "actors.envs=8", "algorithm.unroll_length=4"),
+    *("display=none", "metrics=", "lockstep=true", "actors.envs=16", "algorithm.unroll_length=4"),
     *("algorithm.batch_size=8", "algorithm.minibatches=2", "algorithm.passes=1", "threads=1", "stop.env_steps=800"),
-    "exploration.epsilon=0",  # games with it do not repeat bit for bit; docs/self-play.md says so
+    *("exploration.epsilon=0.6", "actors.threads=4"),  # which race for the games of every step
 )
 
 
