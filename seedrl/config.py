@@ -79,13 +79,14 @@ class EnvConfig:
     frame_skip: int = key(1, "simulator frames per step; used in reports only")
 
 
-MODELS = ("auto", "mlp", "nature", "impala", "grid", "tiny")  # the names of the built-in ones
+MODELS = ("auto", "mlp", "nature", "impala", "grid", "board", "tiny")  # the names of the built-in ones
 
 
 @dataclass
 class ModelConfig:
     name: str = key(
-        "auto", "mlp | nature | impala | grid | tiny | your.module:Class | auto (nature or grid for images, else mlp)"
+        "auto",
+        "mlp | nature | impala | grid | board | tiny | your.module:Class | auto (nature or grid for images, else mlp)",
     )
     layers: list[int] = key([64, 64], "mlp: sizes of its layers")
     activation: Activation = key(Activation.tanh, "mlp: tanh | relu, after each of them")

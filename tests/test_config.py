@@ -47,7 +47,10 @@ def test_settings_that_would_deadlock_are_refused_by_name(changes: dict[str, Any
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model__name": "resnet"}, "model.name=resnet is none of auto, mlp, nature, impala, grid, tiny, and not"),
+        (
+            {"model__name": "resnet"},
+            "model.name=resnet is none of auto, mlp, nature, impala, grid, board, tiny, and not",
+        ),
         ({"algorithm__name": "a3c"}, "algorithm.name=a3c is none of ppo, vtrace, pqn, .*, and not your.module:Class"),
         ({"listen": "10.0.0.1"}, "listen=10.0.0.1 must be HOST:PORT or unix:PATH, such as listen=10.0.0.1:50051"),
     ],

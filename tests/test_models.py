@@ -27,6 +27,7 @@ SPECS = {
     "mlp": make_spec((3,), "float32"),
     "nature": make_spec((2, 36, 36), "uint8"),  # the smallest image its kernels fit
     "impala": make_spec((2, 12, 12), "uint8"),
+    "board": make_spec((6, 7, 2), "int8"),
 }
 LSTM = 8
 every_model = pytest.mark.parametrize("name", SPECS)
@@ -136,7 +137,7 @@ def test_model_every_parameter_gets_a_gradient(name: str, lstm: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-@pytest.mark.parametrize("name", ["mlp", "nature", "impala", "grid", "tiny"])
+@pytest.mark.parametrize("name", ["mlp", "nature", "impala", "grid", "board", "tiny"])
 @with_and_without_lstm
 def test_model_leaves_its_inputs_alone(name: str, lstm: int, dtype: str) -> None:
     spec = make_spec((2, 36, 36), dtype)
@@ -240,7 +241,18 @@ def test_build_model_unknown_name_is_refused_with_the_choices(name: str) -> None
         build_named(name)
 
 
-@pytest.mark.parametrize("name", ["nature", "impala"])
+def test_board_network_sees_the_same_threat_alike_wherever_it_is() -> None:
+    """The features of a window move with the discs, which is what fully connected layers lack."""
+    trunk = build_model(ModelConfig(name="board"), SPECS["board"], seed=1).encoder.trunk
+    board = torch.zeros(2, 2, 6, 7)
+    board[0, 0, 5, 0:3] = board[1, 0, 5, 3:6] = 1.0  # three in the bottom row, at its left and further right
+    left, right = trunk(board)
+    assert left.shape == (128, 3, 4)
+    assert torch.allclose(left[:, :, 0], right[:, :, 3], atol=1e-6)
+    assert not torch.allclose(left[:, :, 0], right[:, :, 0], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["nature", "impala", "board"])
 def test_build_model_image_network_on_vectors_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"model.name={name} needs images .* observations are float32\[2\]"):
         build_named(name)

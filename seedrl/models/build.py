@@ -13,14 +13,14 @@ from seedrl.config import Activation, LearnerConfig, ModelConfig
 from seedrl.errors import ConfigError
 from seedrl.models.base import ActionCritic, ActorCritic, Masked
 from seedrl.models.check import check_model
-from seedrl.models.images import GridEncoder, ImageEncoder, impala_encoder, is_image, nature_encoder
+from seedrl.models.images import GridEncoder, ImageEncoder, board_encoder, impala_encoder, is_image, nature_encoder
 from seedrl.models.mlp import MlpEncoder, TinyEncoder
 from seedrl.models.precision import lower
 from seedrl.specs import ArraySpec, ContinuousSpec, EnvSpec
 from seedrl.types import Observation
 
-BUILT_IN = ("mlp", "nature", "impala", "grid", "tiny")
-SMALLEST_IMAGE = {"nature": 36, "impala": 1, "grid": 3}  # height and width that the kernels need
+BUILT_IN = ("mlp", "nature", "impala", "grid", "board", "tiny")
+SMALLEST_IMAGE = {"nature": 36, "impala": 1, "grid": 3, "board": 4}  # height and width that the kernels need
 ACTIVATIONS: dict[Activation, type[nn.Module]] = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU}
 CPU = torch.device("cpu")
 LeafEncoder = MlpEncoder | TinyEncoder | ImageEncoder | GridEncoder
@@ -28,6 +28,7 @@ IMAGES: dict[str, Callable[[ArraySpec, bool], LeafEncoder]] = {
     "nature": nature_encoder,
     "impala": impala_encoder,
     "grid": GridEncoder,
+    "board": board_encoder,
 }
 
 

@@ -1,4 +1,4 @@
-"""Networks for images: of DQN (Mnih et al. 2015), the deep one of IMPALA (Espeholt et al. 2018), and one for grids.
+"""Networks for images: of DQN (Mnih et al. 2015), the deep one of IMPALA (Espeholt et al. 2018), for grids and boards.
 
 Images are [channels, height, width], or [height, width, channels] with at most four channels in a frame.
 """
@@ -114,6 +114,17 @@ def impala_encoder(observation: ArraySpec, layer_norm: bool = False) -> ImageEnc
         ]
         channels = width
     return ImageEncoder(observation, nn.Sequential(*sections, nn.ReLU()), 256, layer_norm)
+
+
+def board_encoder(observation: ArraySpec, layer_norm: bool = False) -> ImageEncoder:
+    """Return one layer of 4×4 windows without a border and one that sees all of them, for the boards of games.
+
+    Every line of four lies in a window with its surroundings, so that what is learned of a threat holds anywhere on
+    the board; fully connected layers learn it for each place anew.
+    """
+    norm = [nn.GroupNorm(1, 128)] if layer_norm else []
+    windows = scaled(nn.Conv2d(_channels_first(observation)[0], 128, kernel_size=4))
+    return ImageEncoder(observation, nn.Sequential(windows, *norm, nn.ReLU()), 256, layer_norm)
 
 
 class GridEncoder(nn.Module):
