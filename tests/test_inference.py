@@ -15,7 +15,7 @@ from seedrl.algorithms.transitions import transitions
 from seedrl.config import ModelConfig
 from seedrl.models.build import build_model
 from seedrl.rows import RESET, TERMINATED, TRUNCATED, Rows
-from seedrl.serving.inference import Noise
+from seedrl.serving.staging import Noise
 from seedrl.specs import EnvSpec
 from seedrl.types import ModelInput, ModelOutput, Unrolls
 from tests.fakes import FakePool, make_job, make_spec
