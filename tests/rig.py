@@ -85,6 +85,7 @@ class Rig:
         device: torch.device = CPU,
         players: int = 1,
         league: LeagueConfig | None = None,
+        sizes: Sequence[int] = (),
     ) -> None:
         self.model = (model if model is not None else make_model(stacked(spec, frame_stack))).to(device)
         core_size = int(self.model.core_size)
@@ -97,8 +98,8 @@ class Rig:
         self.league = League(settings, self.bank, self.seats, self.metrics, seed) if league else None
         self.fraction = 0.0  # of the run that is over
         self.selector = CountingFifo()
-        sizes = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
-        self.store = Store(spec, self.selector if selector is None else selector, sizes, device)
+        room = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
+        self.store = Store(spec, self.selector if selector is None else selector, room, device)
         self.answers: list[Answer] = []
         self.evaluated: list[FinishedEpisodes] = []
         self.inference = Inference(
@@ -114,6 +115,7 @@ class Rig:
             on_evaluated=self.evaluated.append,
             fraction=lambda: self.fraction,
             league=self.league,
+            sizes=sizes,
         )
         self._sessions = 0
         self._requests = 0

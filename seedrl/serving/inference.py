@@ -4,27 +4,30 @@
 the books of the host.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
 from seedrl.bank import CURRENT
-from seedrl.columns import Record
+from seedrl.columns import Record, RowIndices
 from seedrl.device import Download, is_accelerator
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.rows import RESET
+from seedrl.serving.buckets import padded_size
 from seedrl.serving.league import League
 from seedrl.serving.mixture import forward_each
-from seedrl.serving.policy_step import Forward, Kind, PolicyStep, run_model
+from seedrl.serving.policy_step import Forward, Inputs, Kind, PolicyStep, run_model
 from seedrl.serving.seats import Seats
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import FinishedEpisodes, Indices, Slots, WritePosition
-from seedrl.serving.staging import HostBatch, Noise, Stager, join
+from seedrl.serving.staging import NO_ROWS, HostBatch, Noise, Stager, join
 from seedrl.serving.tally import Tally
 from seedrl.serving.unroll_writer import UnrollWriter
 from seedrl.specs import Arrays, rows_of
@@ -32,6 +35,17 @@ from seedrl.store import Store
 from seedrl.types import ModelInput, ModelOutput
 
 Answer = tuple[Request, Arrays]  # its actions
+
+
+class Launched(NamedTuple):
+    """A batch that the device works on."""
+
+    requests: list[Request]
+    batch: HostBatch  # of n rows
+    position: WritePosition  # [N]  at least those
+    at: RowIndices  # [N]
+    version: int
+    keep: Callable[[], None]  # records the rows, unless the device does so by itself
 
 
 class Inference:
@@ -53,10 +67,12 @@ class Inference:
         on_evaluated: Callable[[FinishedEpisodes], None] = lambda episodes: None,
         fraction: Callable[[], float] = lambda: 0.0,
         league: League | None = None,
+        sizes: Sequence[int] = (),
     ) -> None:
         """`on_episodes` is called with episodes that end in seats that are trained on, `on_evaluated` with others.
 
-        `fraction` is how much of the run is over, for schedules of exploration.
+        `fraction` is how much of the run is over, for schedules of exploration. `sizes` are those that batches are
+        padded to, smallest first: see `buckets`.
         """
         self._policy = policy
         self._league = league  # if some seats are those of opponents
@@ -64,8 +80,8 @@ class Inference:
         self._slots = slots
         self._seats = seats
         self._metrics = metrics
-        self._noise = Noise(actions, generator)
-        self._stager = Stager(store.columns, seats, device)
+        self._noise = Noise(actions, generator, sizes)
+        self._stager = Stager(store.columns, slots, seats, device, sizes)
         self._step = PolicyStep(actions, slots, store.columns)
         self._writer = UnrollWriter(slots, seats, store, metrics)
         self._tally = Tally(slots, seats, metrics, league, on_episodes, on_evaluated)
@@ -73,57 +89,98 @@ class Inference:
         self._is_accelerator = is_accelerator(device)
         self._answer = answer
         self._fraction = fraction
+        self._launched: Launched | None = None  # the batch that the device works on
+        slots.entry[slots.spare] = store.columns.spare
 
     @torch.inference_mode()
     def warm_up(self, rows: int) -> None:
-        """Run a forward pass without a request: in the first one libraries choose and allocate. Records nothing."""
-        first = np.zeros(rows, np.int64)
-        nothing = HostBatch(first, np.zeros(rows, np.float32), np.zeros(rows, np.uint8))
-        position, last_action = WritePosition(first, first, first), self._slots.last_action(first)
-        staged = self._stager.stage(nothing, nothing.flags != 0, position, last_action)
-        inputs = ModelInput(self._stager.stacks(staged.at), staged.reward, staged.last_action, staged.reset)
-        core_state = torch.zeros_like(self._slots.core_state(staged.slots))
-        with self._policy.read() as (model, _):
-            run_model(model, inputs.tree_map(torch.zeros_like), core_state)
+        """Run the policy on rows of the spare slot: in the first pass libraries choose and allocate.
+
+        `rows` is the size of an ordinary batch; on an accelerator every size is tried instead, the largest first.
+        """
+        for size in reversed(self._stager.sizes or (rows,)):
+            inputs = self._blank(size)
+            for model in self._policy.replicas():
+                self._step.run(partial(run_model, model), inputs, self._kind())
+
+    def _blank(self, size: int) -> Inputs:
+        """Return inputs without a request."""
+        batch = NO_ROWS.padded(size, self._slots.spare)
+        staged = self._stager.stage(batch, self._slots.locate(batch.slots, batch.slots))
+        return Inputs(staged, self._stager.observe_nothing(staged.at), self._noise.none(size))
+
+    def run(self, requests: list[Request]) -> None:
+        """Answer every request and record its rows."""
+        self.launch(requests)
+        self.finish()
 
     @torch.inference_mode()
-    def run(self, requests: list[Request]) -> None:
-        """Answers every request and records its rows."""
+    def launch(self, requests: list[Request]) -> None:
+        """Let the device begin with a batch; `finish` follows."""
         timer = Stopwatch(self._metrics.serving_seconds)
         batch = join(requests)
-        reset = (batch.flags & RESET) != 0
-        resets = batch.slots[reset]
-        if len(resets):
+        if ((batch.flags & RESET) != 0).any():
             for request in requests:  # a new session takes its slots over with the first row of each
                 self._writer.claim(request.slots, request.session.id)
-        position = self._slots.locate(batch.slots, resets)
-        last_action = self._slots.last_action(batch.slots)
+        size = self._size(len(batch.slots))
+        padded = batch.padded(size, self._slots.spare)
+        position = self._slots.locate(padded.slots, padded.slots[(padded.flags & RESET) != 0])
         if self._seats.is_moving:
             self._seats.follow(self._fraction())
-        staged = self._stager.stage(batch, reset, position, last_action)
+        staged = self._stager.stage(padded, position)
         timer.lap("stage")
-        observation = self._stager.observe(requests, staged.at)
+        observed = self._stager.observe(requests, staged.at)
         timer.lap("copy")
-        noise, kind = self._noise.draw(len(batch.slots)), Kind(self._seats.any_explores, self._seats.any_greedy)
+        inputs = Inputs(staged, observed, self._noise.draw_padded(len(batch.slots), size))
+        action, keep, version = self._act(batch, inputs)
+        self._download.begin(action[: len(batch.slots)])
+        self._launched = Launched(requests, batch, position, staged.at, version, keep)
+        timer.lap("forward")
+
+    def _size(self, rows: int) -> int:
+        """Return the size that a batch is padded to; opponents' rows are run in parts of any size."""
+        return rows if self._seats.any_opponents else padded_size(rows, self._stager.sizes)
+
+    def _act(self, batch: HostBatch, inputs: Inputs) -> tuple[Tensor, Callable[[], None], int]:
+        """Run the policies; return the actions, what is still to be done to record the rows, and the version.
+
+        An accelerator records while the host waits for the actions. The CPU does so when they are on their way.
+        """
         if self._league is not None:
-            self._league.begin(resets)
+            self._league.begin(batch.slots[(batch.flags & RESET) != 0])
         with self._policy.read() as (model, version):
             forward = self._forward(model, batch.slots)
-            computed = self._step.compute(forward, staged, observation, noise, kind)
-        self._download.begin(computed.action)
-        if self._is_accelerator:  # which works on while the host waits for the actions
-            self._step.keep(staged, computed)
+            if self._is_accelerator:
+                return self._step.run(forward, inputs, self._kind()), lambda: None, version
+            computed = self._step.compute(forward, inputs, self._kind())
+        return computed.action, partial(self._step.keep, inputs.staged, computed), version
+
+    def _kind(self) -> Kind:
+        return Kind(self._seats.any_explores, self._seats.any_greedy)
+
+    @torch.inference_mode()
+    def finish(self) -> None:
+        """Answer the requests of the batch that was launched, and record its rows."""
+        timer = Stopwatch(self._metrics.serving_seconds)
+        launched, self._launched = self._launched, None
+        assert launched is not None
+        requests, batch, position, at, version, keep = launched
         action = self._download.wait()
         timer.lap("forward")
         self._answer(_split(requests, self._actions.to_env(action)))
         self._tally.count_answers(requests, version, timer.lap("reply"))
-
-        if not self._is_accelerator:
-            self._step.keep(staged, computed)
-        record = Record(batch.reward, batch.flags, position.age, last_action, action, np.array(version))
-        self._writer.write(staged.at, batch.slots, position, record)
-        self._tally.count(batch, reset)
+        keep()
+        self._record(batch, WritePosition(*(each[: len(action)] for each in position)), at, action, version)
         timer.lap("record")
+
+    def _record(
+        self, batch: HostBatch, position: WritePosition, at: RowIndices, action: NDArray[Any], version: int
+    ) -> None:
+        """Write down what the host knows of rows."""
+        last_action = self._slots.last_action(batch.slots)
+        record = Record(batch.reward, batch.flags, position.age, last_action, action, np.array(version))
+        self._writer.write(at._replace(host=at.host[: len(action)]), batch.slots, position, record)
+        self._tally.count(batch, (batch.flags & RESET) != 0)
 
     def _forward(self, current: nn.Module, slots: Indices) -> Forward:
         """Return how the policies that act in these slots are run."""

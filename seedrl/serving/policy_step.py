@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.columns import Columns
+from seedrl.columns import Columns, RowIndices
 from seedrl.serving.slots import Slots
-from seedrl.serving.staging import Staged
+from seedrl.serving.staging import Observed, Staged
 from seedrl.types import ModelInput, ModelOutput, Observation
 
 Forward = Callable[[ModelInput, Tensor], tuple[ModelOutput, Tensor]]  # of the policies that act in some rows [N, ...]
@@ -20,6 +20,14 @@ class Kind(NamedTuple):
 
     explores: bool  # some rows are drawn from other logits than the policy's
     has_greedy: bool  # some rows take the most likely action
+
+
+class Inputs(NamedTuple):
+    """Everything that a step needs, on the device."""
+
+    staged: Staged
+    observed: Observed
+    noise: Tensor  # [N, ...]
 
 
 class Computed(NamedTuple):
@@ -39,13 +47,20 @@ class PolicyStep:
         self._slots = slots
         self._columns = columns
 
-    def compute(
-        self, forward: Forward, staged: Staged, observation: Observation, noise: Tensor, kind: Kind
-    ) -> Computed:
+    def run(self, forward: Forward, inputs: Inputs, kind: Kind) -> Tensor:
+        """Do all of a step; return the actions."""
+        computed = self.compute(forward, inputs, kind)
+        self.keep(inputs.staged, computed)
+        return computed.action
+
+    def compute(self, forward: Forward, inputs: Inputs, kind: Kind) -> Computed:
         """Run the policy on the rows and draw actions with the noise; without noise the most likely one is chosen."""
-        inputs = ModelInput(observation, staged.reward, staged.last_action, staged.reset)
+        staged, observed, noise = inputs
+        observation = self._observation(staged.at, observed)
         core_state = self._slots.core_state(staged.slots)
-        output, next_core_state = forward(inputs, core_state)
+        output, next_core_state = forward(
+            ModelInput(observation, staged.reward, staged.last_action, staged.reset), core_state
+        )
         if kind.explores:
             output = output._replace(logits=self._explored(output.logits, staged.exploration))
         if kind.has_greedy:
@@ -55,9 +70,18 @@ class PolicyStep:
     def keep(self, staged: Staged, computed: Computed) -> None:
         """Write what the model made of the rows to the store and the slots."""
         self._columns.write_output(staged.at, computed.output)
-        if staged.core_places:
-            self._columns.keep_core_state(staged.core_places, computed.core_state)
+        if staged.core_entries:
+            self._columns.keep_core_state(staged.core_entries, computed.core_state)
             self._slots.keep_core_state(staged.slots, computed.next_core_state)
+
+    def _observation(self, at: RowIndices, observed: Observed) -> Observation:
+        """Return the stacked observations [N, ...]; write them to the store, if they are not there yet."""
+        if observed.stacks is not None:
+            return observed.stacks
+        self._columns.scatter_frames(at.frame, observed.frames)
+        if self._columns.frame_stack == 1:
+            return self._columns.as_observation(observed.frames)
+        return self._columns.stacks(at)
 
     def _explored(self, logits: Tensor, exploration: Tensor) -> Tensor:
         """Return the logits that actions are really drawn from, so that those are recorded."""

@@ -12,6 +12,7 @@ from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.config import LearnerConfig, ModelConfig, StopConfig
+from seedrl.device import is_accelerator
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
 from seedrl.models.build import build_model
@@ -48,7 +49,9 @@ class Loop(Rig):
         frame_stack: int = 1,
         unroll_length: int = LENGTH,
         capacity: int = 64,
+        sizes: Sequence[int] | None = None,
     ) -> None:
+        """Batches of all slots have a row of padding on an accelerator, unless other `sizes` are given."""
         model = build_model(config, spec.stacked(frame_stack), seed=1).to(device)
         algorithm = algorithm or one_step()
         algorithm.batch_size, algorithm.unroll_length = BATCH, unroll_length
@@ -62,6 +65,7 @@ class Loop(Rig):
             capacity=capacity,
             overlap=built.overlap,
             device=device,
+            sizes=sizes if sizes is not None else (slots + 1,) if is_accelerator(device) else (),
         )
         self.learning = LearningMetrics()
         self.learner = Learner(

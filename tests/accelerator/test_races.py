@@ -78,7 +78,7 @@ def test_building_on_another_stream_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("module", "fence"),
-    [(seedrl.store, "after_serving"), (seedrl.store, "finish"), (seedrl.policy, "finish")],
+    [(seedrl.store, "finish"), (seedrl.policy, "finish")],
 )
 def test_every_fence_is_needed(module: Any, fence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, fence, lambda device: None)
