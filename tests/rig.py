@@ -86,6 +86,7 @@ class Rig:
         players: int = 1,
         league: LeagueConfig | None = None,
         sizes: Sequence[int] = (),
+        graphs: bool = False,
     ) -> None:
         self.model = (model if model is not None else make_model(stacked(spec, frame_stack))).to(device)
         core_size = int(self.model.core_size)
@@ -116,6 +117,7 @@ class Rig:
             fraction=lambda: self.fraction,
             league=self.league,
             sizes=sizes,
+            graphs=graphs,
         )
         self._sessions = 0
         self._requests = 0

@@ -80,6 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.store",
         "seedrl.algorithms",
         "seedrl.serving.service",
+        "seedrl.serving.graphs",
         "seedrl.serving.inference",
         "seedrl.serving.mixture",
         "seedrl.serving.policy_step",

@@ -21,6 +21,7 @@ from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.rows import RESET
 from seedrl.serving.buckets import padded_size
+from seedrl.serving.graphs import Eager, Graphs, Program
 from seedrl.serving.league import League
 from seedrl.serving.mixture import forward_each
 from seedrl.serving.policy_step import Forward, Inputs, Kind, PolicyStep, run_model
@@ -68,11 +69,12 @@ class Inference:
         fraction: Callable[[], float] = lambda: 0.0,
         league: League | None = None,
         sizes: Sequence[int] = (),
+        graphs: bool = False,
     ) -> None:
         """`on_episodes` is called with episodes that end in seats that are trained on, `on_evaluated` with others.
 
         `fraction` is how much of the run is over, for schedules of exploration. `sizes` are those that batches are
-        padded to, smallest first: see `buckets`.
+        padded to, smallest first: see `buckets`. With `graphs` each of them is recorded as a graph of the device.
         """
         self._policy = policy
         self._league = league  # if some seats are those of opponents
@@ -83,6 +85,8 @@ class Inference:
         self._noise = Noise(actions, generator, sizes)
         self._stager = Stager(store.columns, slots, seats, device, sizes)
         self._step = PolicyStep(actions, slots, store.columns)
+        eager = Eager(self._step)
+        self._program: Program = Graphs(eager, device) if graphs else eager
         self._writer = UnrollWriter(slots, seats, store, metrics)
         self._tally = Tally(slots, seats, metrics, league, on_episodes, on_evaluated)
         self._download = Download(device)
@@ -101,7 +105,7 @@ class Inference:
         for size in reversed(self._stager.sizes or (rows,)):
             inputs = self._blank(size)
             for model in self._policy.replicas():
-                self._step.run(partial(run_model, model), inputs, self._kind())
+                self._program.prepare(model, inputs, self._kind())
 
     def _blank(self, size: int) -> Inputs:
         """Return inputs without a request."""
@@ -149,9 +153,11 @@ class Inference:
         if self._league is not None:
             self._league.begin(batch.slots[(batch.flags & RESET) != 0])
         with self._policy.read() as (model, version):
+            if self._is_accelerator and not self._seats.any_opponents:
+                return self._program.run(model, inputs, self._kind()), _nothing, version
             forward = self._forward(model, batch.slots)
             if self._is_accelerator:
-                return self._step.run(forward, inputs, self._kind()), lambda: None, version
+                return self._step.run(forward, inputs, self._kind()), _nothing, version
             computed = self._step.compute(forward, inputs, self._kind())
         return computed.action, partial(self._step.keep, inputs.staged, computed), version
 
@@ -202,6 +208,10 @@ class Inference:
     def release(self, session: Session) -> None:
         """Drop what an ended session has recorded and not handed over; not to be called while `run` runs."""
         self._writer.release(session.lease.slots)
+
+
+def _nothing() -> None:
+    """The device records rows by itself."""
 
 
 def _split(requests: list[Request], action: Arrays) -> list[Answer]:

@@ -21,6 +21,13 @@ class Kind(NamedTuple):
     explores: bool  # some rows are drawn from other logits than the policy's
     has_greedy: bool  # some rows take the most likely action
 
+    def includes(self, other: "Kind") -> bool:
+        """Return whether a step of this kind does for the other one; what no row needs changes none."""
+        return self.joined(other) == self
+
+    def joined(self, other: "Kind") -> "Kind":
+        return Kind(self.explores or other.explores, self.has_greedy or other.has_greedy)
+
 
 class Inputs(NamedTuple):
     """Everything that a step needs, on the device."""

@@ -78,6 +78,7 @@ class InferenceService:
     ) -> None:
         """`fraction` is how much of the run is over; `league` is needed if there are seats of opponents."""
         config, self._device = self.config, device
+        sizes, graphs = self._sizes(store), config.serving.graphs
         self._inference = Inference(
             policy,
             actions,
@@ -92,7 +93,8 @@ class InferenceService:
             on_evaluated=on_evaluated,
             fraction=fraction,
             league=league,
-            sizes=self._sizes(store),
+            sizes=sizes,
+            graphs=len(sizes) > 0 and (device.type == "cuda" if graphs is None else graphs),
         )
         self.batches = BatchLoop(self.batcher, self._inference, self._metrics, self._pauses, may_continue)
 

@@ -50,6 +50,7 @@ class Loop(Rig):
         unroll_length: int = LENGTH,
         capacity: int = 64,
         sizes: Sequence[int] | None = None,
+        graphs: bool = False,
     ) -> None:
         """Batches of all slots have a row of padding on an accelerator, unless other `sizes` are given."""
         model = build_model(config, spec.stacked(frame_stack), seed=1).to(device)
@@ -66,6 +67,7 @@ class Loop(Rig):
             overlap=built.overlap,
             device=device,
             sizes=sizes if sizes is not None else (slots + 1,) if is_accelerator(device) else (),
+            graphs=graphs,
         )
         self.learning = LearningMetrics()
         self.learner = Learner(

@@ -33,12 +33,14 @@ def _tracked_locks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "threading", TrackedThreading)
 
 
-def races(kind: str, updates: int = 4, builder: AbstractContextManager[None] | None = None) -> Counter[str]:
+def races(
+    kind: str, updates: int = 4, builder: AbstractContextManager[None] | None = None, graphs: bool = False
+) -> Counter[str]:
     """Let both threads take turns for some updates, with a store that is always nearly full."""
     config, spec, frame_stack = KINDS[kind]
     with ORDER.watching() as found, ExitStack() as threads:
         with builder or learning_stream(GPU):
-            rig = Loop(spec, config, GPU, frame_stack=frame_stack, capacity=4)
+            rig = Loop(spec, config, GPU, frame_stack=frame_stack, capacity=4, graphs=graphs)
         with ORDER.thread("learner"):
             threads.enter_context(learning_stream(GPU))
         with ORDER.thread("server"):
@@ -66,9 +68,10 @@ def serve(rig: Loop, sessions: list[Session]) -> None:
                 rig.inference.run(rig.requests(sessions))
 
 
+@pytest.mark.parametrize("graphs", [False, True], ids=["kernels", "graphs"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_threads_on_streams_of_their_own_never_race(kind: str) -> None:
-    assert races(kind) == Counter()
+def test_threads_on_streams_of_their_own_never_race(kind: str, graphs: bool) -> None:
+    assert races(kind, graphs=graphs) == Counter()
 
 
 def test_building_on_another_stream_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
