@@ -213,6 +213,10 @@ class Download:
         self._copy.copy_(tensor, non_blocking=True)
         self._copied.record(torch.get_device_module(self._device).current_stream(self._device))
 
+    def is_ready(self) -> bool:
+        """Return whether `wait` would return at once."""
+        return self._copied is None or bool(self._copied.query())
+
     def wait(self) -> NDArray[Any]:
         """Return the copy; it is overwritten by the next one."""
         if self._copied is not None:

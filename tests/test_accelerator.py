@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
                 "test_parity.py",
                 "test_padding.py",
                 "test_graphs.py",
+                "test_flight.py",
                 "test_races.py",
                 "test_staging.py",
                 "test_updates.py",

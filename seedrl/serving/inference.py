@@ -39,14 +39,27 @@ Answer = tuple[Request, Arrays]  # its actions
 
 
 class Launched(NamedTuple):
-    """A batch that the device works on."""
+    """A batch that the device works on. Its sessions may end meanwhile."""
 
     requests: list[Request]
     batch: HostBatch  # of n rows
-    position: WritePosition  # [N]  at least those
-    at: RowIndices  # [N]
+    position: WritePosition  # [n]
+    at: RowIndices  # [N]  of at least those rows
     version: int
     keep: Callable[[], None]  # records the rows, unless the device does so by itself
+    dropped: tuple[Session, ...] = ()  # have ended
+
+    @property
+    def answered(self) -> list[Request]:
+        return [request for request in self.requests if request.session not in self.dropped]
+
+    @property
+    def rows(self) -> slice | Indices:
+        """The rows that are still of a session."""
+        if not self.dropped:
+            return slice(len(self.batch.slots))
+        is_kept = [np.full(request.rows, request.session not in self.dropped) for request in self.requests]
+        return np.concatenate(is_kept).nonzero()[0]
 
 
 class Inference:
@@ -138,7 +151,8 @@ class Inference:
         inputs = Inputs(staged, observed, self._noise.draw_padded(len(batch.slots), size))
         action, keep, version = self._act(batch, inputs)
         self._download.begin(action[: len(batch.slots)])
-        self._launched = Launched(requests, batch, position, staged.at, version, keep)
+        own = WritePosition(*(each[: len(batch.slots)] for each in position))
+        self._launched = Launched(requests, batch, own, staged.at, version, keep)
         timer.lap("forward")
 
     def _size(self, rows: int) -> int:
@@ -170,22 +184,28 @@ class Inference:
         timer = Stopwatch(self._metrics.serving_seconds)
         launched, self._launched = self._launched, None
         assert launched is not None
-        requests, batch, position, at, version, keep = launched
-        action = self._download.wait()
+        requests, rows = launched.answered, launched.rows
+        action = self._download.wait()[rows]
         timer.lap("forward")
         self._answer(_split(requests, self._actions.to_env(action)))
-        self._tally.count_answers(requests, version, timer.lap("reply"))
-        keep()
-        self._record(batch, WritePosition(*(each[: len(action)] for each in position)), at, action, version)
+        self._tally.count_answers(requests, launched.version, timer.lap("reply"))
+        launched.keep()
+        self._record(launched, rows, action)
         timer.lap("record")
 
-    def _record(
-        self, batch: HostBatch, position: WritePosition, at: RowIndices, action: NDArray[Any], version: int
-    ) -> None:
-        """Write down what the host knows of rows."""
-        last_action = self._slots.last_action(batch.slots)
-        record = Record(batch.reward, batch.flags, position.age, last_action, action, np.array(version))
-        self._writer.write(at._replace(host=at.host[: len(action)]), batch.slots, position, record)
+    @property
+    def is_ready(self) -> bool:
+        """Return whether `finish` would return at once, which is always true on the CPU."""
+        return self._download.is_ready()
+
+    def _record(self, launched: Launched, rows: slice | Indices, action: NDArray[Any]) -> None:
+        """Write down what the host knows of the rows that are still of a session."""
+        slots, reward, flags = launched.batch
+        batch = HostBatch(slots[rows], reward[rows], flags[rows])
+        position = WritePosition(*(each[rows] for each in launched.position))
+        last_action, version = self._slots.last_action(batch.slots), np.array(launched.version)
+        record = Record(batch.reward, batch.flags, position.age, last_action, action, version)
+        self._writer.write(launched.at._replace(host=launched.at.host[rows]), batch.slots, position, record)
         self._tally.count(batch, (batch.flags & RESET) != 0)
 
     def _forward(self, current: nn.Module, slots: Indices) -> Forward:
@@ -206,8 +226,16 @@ class Inference:
         return self._writer.finish_unrolls()
 
     def release(self, session: Session) -> None:
-        """Drop what an ended session has recorded and not handed over; not to be called while `run` runs."""
+        """Drop what an ended session has recorded and not handed over, and its rows in a batch that was launched.
+
+        Not to be called while `launch` or `finish` runs.
+        """
         self._writer.release(session.lease.slots)
+        launched = self._launched
+        if launched is not None:
+            rows = sum(request.rows for request in launched.answered if request.session is session)
+            self._metrics.rows_dropped["session_ended"] += rows
+            self._launched = launched._replace(dropped=(*launched.dropped, session))
 
 
 def _nothing() -> None:
@@ -215,6 +243,7 @@ def _nothing() -> None:
 
 
 def _split(requests: list[Request], action: Arrays) -> list[Answer]:
+    """Return the actions of each request."""
     if len(requests) == 1:
         return [(requests[0], action)]
     answers: list[Answer] = []
