@@ -32,10 +32,13 @@ def cost(counts: Counter[str], waits: int) -> Cost:
     return Cost(counts["sync"], waits, counts["upload"], counts["launch"])
 
 
-def batch_costs(config: ModelConfig, spec: EnvSpec, requests: int, seats: list[Seat] | None = None) -> list[Cost]:
+def batch_costs(
+    config: ModelConfig, spec: EnvSpec, requests: int, seats: list[Seat] | None = None, graphs: bool = False
+) -> list[Cost]:
     """Return what each batch of an unroll costs, complete unrolls included."""
     rows, frame_stack = 2 * requests, 4 if spec is IMAGE else 1
-    rig = Loop(spec, config, GPU, slots=rows, frame_stack=frame_stack, unroll_length=STEPS, sizes=bucket_sizes(rows))
+    sizes = {"slots": rows, "frame_stack": frame_stack, "unroll_length": STEPS}
+    rig = Loop(spec, config, GPU, **sizes, sizes=bucket_sizes(rows), graphs=graphs)  # type: ignore[arg-type]
     rig.inference.warm_up(rows)
     sessions, costs = rig.join_all(requests, seats), []
     for _ in range(STEPS + 2):
@@ -62,6 +65,13 @@ def test_batch_costs(
 ) -> None:
     costs = batch_costs(config, spec, requests, seats)
     assert (costs[5], costs[STEPS]) == (ordinary, last)
+
+
+@pytest.mark.parametrize("requests", [1, 16])
+@pytest.mark.parametrize("lstm", [0, 8])
+def test_batch_costs_with_graphs(requests: int, lstm: int) -> None:
+    costs = batch_costs(ModelConfig(name="nature", lstm=lstm), IMAGE, requests, graphs=True)
+    assert costs[5] == Cost(0, 1, 2, 2)  # the noise and the graph
 
 
 @pytest.mark.parametrize(
