@@ -64,6 +64,7 @@ class Columns:
         """`memory` is where rows are kept; the device, if it is not given."""
         memory = memory or device
         self.rows = unroll_length + 1  # of an unroll
+        self.spare = entries - 1  # an entry for what nobody needs: no slot writes it, and no unroll is read from it
         self.frame_stack = frame_stack
         self.core_size = core_size
         self.overlap = overlap  # rows that consecutive unrolls of a slot share
@@ -131,14 +132,19 @@ class Columns:
         for column, values in zip(leaves(self._frames), leaves(observation), strict=True):
             column.write(frame, values)
 
-    def upload_frames(self, frame: Tensor, observations: Sequence[Arrays], staging: Staging) -> Observation:
-        """Write the observations of several requests at once, to columns on an accelerator; return them joined."""
-        parts = zip(*(leaves(observation) for observation in observations), strict=True)
-        there = staging.upload_joined(list(parts))
-        for column, values in zip(leaves(self._frames), there, strict=True):
-            column.scatter(frame, values)
-        observation: Observation = as_tree(self._frames, there)
+    def scatter_frames(self, frame: Tensor, values: Sequence[Tensor]) -> None:
+        """Write frames [n, ...], leaf by leaf, that are where the columns are."""
+        for column, own in zip(leaves(self._frames), values, strict=True):
+            column.scatter(frame, own)
+
+    def as_observation(self, values: Sequence[Tensor]) -> Observation:
+        """Return leaves as an observation."""
+        observation: Observation = as_tree(self._frames, list(values))
         return observation
+
+    def blank_frames(self, rows: int) -> list[NDArray[Any]]:
+        """Return frames [rows, ...] of zeros, leaf by leaf."""
+        return [column.blank(rows) for column in leaves(self._frames)]
 
     def stacks(self, at: RowIndices) -> Observation:
         """Return the stacked observations [N, frame_stack * C, ...] of these rows, on the device."""
@@ -155,21 +161,18 @@ class Columns:
         self._logits.index_copy_(0, at.row, output.logits.to(self._memory))
         self._value.index_copy_(0, at.row, output.value.to(self._memory))
 
-    def core_places(self, entry: Indices, t: Indices) -> list[Indices]:
-        """Return which of N rows t have a core_state to keep, and for which entries: as the first, and as the next."""
-        rows = [(t == row).nonzero()[0] for row in (0, self.rows - self.overlap)]
-        return [rows[0], entry[rows[0]], rows[1], entry[rows[1]]]
+    def core_entries(self, entry: Indices, t: Indices) -> list[Indices]:
+        """Return the entries [N] that keep the core_state before rows t: as their first, and as the next unroll's.
 
-    def keep_core_state(self, places: Sequence[Tensor], core_state: Tensor) -> None:
-        """Keep the core_state [N, S] where an unroll begins, and where the next one will; `core_places` says where."""
-        first, first_entry, following, next_entry = places
-        for column, rows, entry in (
-            (self._core_state, first, first_entry),
-            (self._next_core_state, following, next_entry),
-        ):
-            if len(rows):
-                entry = entry if self.are_on_device else entry.to(self._memory)
-                column.index_copy_(0, entry, core_state[rows].to(self._memory))
+        Most rows are neither; theirs goes to the spare entry.
+        """
+        return [np.where(t == row, entry, self.spare) for row in (0, self.rows - self.overlap)]
+
+    def keep_core_state(self, entries: Sequence[Tensor], core_state: Tensor) -> None:
+        """Keep the core_state [N, S] where an unroll begins, and where the next one will; see `core_entries`."""
+        kept = core_state.to(self._memory)
+        for column, entry in zip((self._core_state, self._next_core_state), entries, strict=True):
+            column.index_copy_(0, entry if self.are_on_device else entry.to(self._memory), kept)
 
     def roll(self, finished: Indices, fresh: Indices) -> None:
         """Begin fresh entries with the last rows of finished ones, their frames and their core_state."""
@@ -313,6 +316,9 @@ class Frames:
     def frames(self) -> Tensor:
         """Return the memory as frames of the environment's shape and type."""
         return self.words.view(self._dtype).view(-1, *self._spec.shape)
+
+    def blank(self, rows: int) -> NDArray[Any]:
+        return np.zeros((rows, *self._spec.shape), self._spec.dtype)
 
     def write(self, frame: Tensor, values: NDArray[Any]) -> None:
         values = np.ascontiguousarray(values).reshape(len(values), -1)

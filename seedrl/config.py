@@ -123,6 +123,9 @@ class ServingConfig:
     max_reward: float = key(
         1e8, "largest absolute value of a reward; a session that sends a larger one is ended; inf for no limit"
     )
+    graphs: bool | None = key(
+        None, "record the kernels of a batch once and replay them, as CUDA graphs; null does so if the device is cuda"
+    )
     shared_memory: bool = key(
         True, "use shared memory for large observations from actors of the same user on this machine"
     )

@@ -126,8 +126,10 @@ class Staging:
     nothing is copied that need not be.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, room: int = 0) -> None:
+        """With `room` bytes arrays always go to the same memory of the device, and replace those before."""
         self._device = device
+        self._room = torch.empty(room, dtype=torch.uint8, device=device) if room else None
         self._is_copying = is_accelerator(device)
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._copied = torch.get_device_module(device).Event() if self._is_copying else None
@@ -142,17 +144,24 @@ class Staging:
         """Return one tensor on the device for each column, whose parts [n, ...] are joined."""
         if not self._is_copying:
             return [torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)) for parts in columns]
-        starts = np.cumsum([0, *(_aligned(sum(part.nbytes for part in parts)) for parts in columns)])
+        starts = _starts(columns)
         buffer = self._free_buffer(int(starts[-1]))
         for start, parts in zip(starts, columns, strict=False):
             at = int(start)
             for part in parts:
                 buffer[at : at + part.nbytes] = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
                 at += part.nbytes
-        there = self._buffer[: int(starts[-1])].to(self._device, non_blocking=True)
+        there = self._copy(int(starts[-1]))
         assert self._copied is not None
         self._copied.record(torch.get_device_module(self._device).current_stream(self._device))
         return [_view(there, int(start), parts) for start, parts in zip(starts, columns, strict=False)]
+
+    def _copy(self, nbytes: int) -> Tensor:
+        """Copy the beginning of the buffer to the device."""
+        if self._room is None:
+            return self._buffer[:nbytes].to(self._device, non_blocking=True)
+        assert nbytes <= len(self._room)
+        return self._room[:nbytes].copy_(self._buffer[:nbytes], non_blocking=True)
 
     def _free_buffer(self, nbytes: int) -> NDArray[np.uint8]:
         """Return pinned memory of at least this size from which nothing is being copied any more."""
@@ -161,6 +170,16 @@ class Staging:
         if len(self._buffer) < nbytes:
             self._buffer = torch.empty(2 * nbytes, dtype=torch.uint8).pin_memory()
         return self._buffer.numpy()
+
+
+def packed_bytes(columns: Sequence[Sequence[NDArray[Any]]]) -> int:
+    """Return the bytes that `Staging.upload_joined` copies."""
+    return int(_starts(columns)[-1])
+
+
+def _starts(columns: Sequence[Sequence[NDArray[Any]]]) -> NDArray[np.int64]:
+    """Return where each column begins in a buffer, and where the last one ends."""
+    return np.cumsum([0, *(_aligned(sum(part.nbytes for part in parts)) for parts in columns)])
 
 
 def _aligned(nbytes: int) -> int:
@@ -193,6 +212,10 @@ class Download:
         self._copy = self._buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         self._copy.copy_(tensor, non_blocking=True)
         self._copied.record(torch.get_device_module(self._device).current_stream(self._device))
+
+    def is_ready(self) -> bool:
+        """Return whether `wait` would return at once."""
+        return self._copied is None or bool(self._copied.query())
 
     def wait(self) -> NDArray[Any]:
         """Return the copy; it is overwritten by the next one."""

@@ -43,6 +43,12 @@ class Policy:
         finally:
             self._locks[current].release()
 
+    def replicas(self) -> Iterator[nn.Module]:
+        """Yield each replica in turn; it does not change until the next one is asked for."""
+        for replica, lock in zip(self._replicas, self._locks, strict=True):
+            with lock:
+                yield replica
+
     @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
         """Copy the weights, device to device; the next batch uses them."""

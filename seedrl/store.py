@@ -1,7 +1,7 @@
 """The unrolls: the hand-off from serving to learning. Knows nothing of streams, models or losses.
 
 One preallocated ring of entries, each with room for one unroll (columns.py). Each slot always owns one entry, which
-inference writes row by row; `capacity` further entries are free or hold finished unrolls.
+inference writes row by row; `capacity` further entries are free or hold finished unrolls, and the last one is spare.
 
     free ──reserve──→ written by its slot ──commit──→ finished ──take──→ finished or free, as the selector decides
       ↑                                                  │
@@ -92,7 +92,7 @@ class Store:
         )
         self.capacity = sizes.capacity
         entries = sizes.slots + sizes.capacity
-        self.columns = sizes.columns(spec, entries, device, memory)
+        self.columns = sizes.columns(spec, entries + 1, device, memory)
         self._device = device
         self._on_free = on_free
         self._priority_of = priority_of
@@ -105,7 +105,7 @@ class Store:
     @staticmethod
     def bytes_needed(spec: EnvSpec, sizes: StoreSizes) -> StoreBytes:
         """Return the bytes that a store of these sizes takes, without making one."""
-        entries = sizes.slots + sizes.capacity
+        entries = sizes.slots + sizes.capacity + 1
         one = sizes.columns(spec, 1, torch.device("meta"))
         return StoreBytes(entries * one.nbytes, entries * one.host_nbytes)
 

@@ -108,8 +108,8 @@ def record(
 def keep_core_state(store: Store, entry: Indices, t: Indices, core_state: Tensor) -> None:
     """Keep the core_state before rows t, as inference does."""
     if core_state.shape[1]:
-        places = store.columns.core_places(entry, t)
-        store.columns.keep_core_state([torch.from_numpy(place) for place in places], core_state)
+        entries = store.columns.core_entries(entry, t)
+        store.columns.keep_core_state([torch.from_numpy(entry) for entry in entries], core_state)
 
 
 @dataclass

@@ -86,6 +86,8 @@ class Rig:
         memory: torch.device | None = None,
         players: int = 1,
         league: LeagueConfig | None = None,
+        sizes: Sequence[int] = (),
+        graphs: bool = False,
     ) -> None:
         self.model = (model if model is not None else make_model(stacked(spec, frame_stack))).to(device)
         core_size = int(self.model.core_size)
@@ -98,8 +100,8 @@ class Rig:
         self.league = League(settings, self.bank, self.seats, self.metrics, seed) if league else None
         self.fraction = 0.0  # of the run that is over
         self.selector = CountingFifo()
-        sizes = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
-        self.store = Store(spec, self.selector if selector is None else selector, sizes, device, memory=memory)
+        room = StoreSizes(slots, capacity, unroll_length, frame_stack, core_size, overlap)
+        self.store = Store(spec, self.selector if selector is None else selector, room, device, memory=memory)
         self.answers: list[Answer] = []
         self.evaluated: list[FinishedEpisodes] = []
         self.inference = Inference(
@@ -115,6 +117,8 @@ class Rig:
             on_evaluated=self.evaluated.append,
             fraction=lambda: self.fraction,
             league=self.league,
+            sizes=sizes,
+            graphs=graphs,
         )
         self._sessions = 0
         self._requests = 0

@@ -15,7 +15,16 @@ ROOT = Path(__file__).parents[1]
     [
         pytest.param(("test_budgets.py",), id="costs"),
         pytest.param(
-            ("test_parity.py", "test_races.py", "test_staging.py", "test_updates.py", "test_trial.py"),
+            (
+                "test_parity.py",
+                "test_padding.py",
+                "test_graphs.py",
+                "test_flight.py",
+                "test_races.py",
+                "test_staging.py",
+                "test_updates.py",
+                "test_trial.py",
+            ),
             id="parity and races",
             marks=pytest.mark.long,
         ),

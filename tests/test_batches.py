@@ -21,13 +21,22 @@ class Recorder:
     """An inference that only remembers; `full` unrolls wait for room."""
 
     def __init__(self) -> None:
+        self.launched: list[list[int]] = []
         self.ran: list[list[int]] = []
+        self.is_busy = False  # the device works on what was launched
         self.full = False
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def run(self, requests: list[Request]) -> None:
+    def launch(self, requests: list[Request]) -> None:
         self.meanwhile()
-        self.ran.append([request.request_id for request in requests])
+        self.launched.append([request.request_id for request in requests])
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.is_busy
+
+    def finish(self) -> None:
+        self.ran.append(self.launched[-1])
 
     def finish_unrolls(self) -> bool:
         return not self.full
@@ -225,3 +234,42 @@ def test_run_what_has_come_during_a_batch_is_in_the_next_one() -> None:
 
     with ours, theirs:
         stage.play(part)
+
+
+def test_run_reads_requests_while_the_device_works_and_launches_one_batch_at_a_time() -> None:
+    stage = Stage()
+    naps: list[float] = []
+    stage.batches._nap = naps.append
+    stage.inference.is_busy = True
+    stage.submit(1)
+
+    async def part() -> None:
+        async with asyncio.timeout(SECONDS):
+            while len(naps) < 5:
+                await asyncio.sleep(0)  # the event loop turns
+        stage.submit(2)
+        stage.submit(3)
+        await asyncio.sleep(0)
+        assert (stage.inference.launched, stage.inference.ran) == ([[1]], [])
+        stage.inference.is_busy = False
+        assert await stage.ran(2) == [[1], [2, 3]]
+
+    stage.play(part)
+
+
+def test_run_that_is_stopped_while_the_device_works_finishes_the_batch() -> None:
+    stage = Stage()
+    stage.inference.is_busy = True
+    stage.submit(1)
+
+    async def part() -> None:
+        while not stage.inference.launched:
+            await asyncio.sleep(0)
+        stage.batches.stop()
+        stage.submit(2)
+        await asyncio.sleep(0.01)
+        assert stage.inference.ran == []
+        stage.inference.is_busy = False
+
+    stage.play(part)
+    assert stage.inference.ran == [[1]]

@@ -193,11 +193,13 @@ class Learner(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, MAX_WAIT]))
     def serve(self, seconds: float) -> None:
-        """Do what BatchLoop does again and again."""
+        """Do what BatchLoop does again and again, on an accelerator: sessions may end before the batch does."""
         self.clock.advance(seconds)
-        if self.rig.inference.finish_unrolls() and (requests := self.batcher.take()):
+        if self.rig.inference._launched is not None:
+            self.rig.inference.finish()
+        elif self.rig.inference.finish_unrolls() and (requests := self.batcher.take()):
             assert all(request.session.alive for request in requests)
-            self.rig.inference.run(requests)
+            self.rig.inference.launch(requests)
 
     @precondition(lambda self: self.rig.store.ready)
     @rule()
@@ -222,7 +224,9 @@ class Learner(RuleBasedStateMachine):
     @invariant()
     def every_row_is_answered_or_waits_or_was_dropped(self) -> None:
         metrics = self.rig.metrics
-        assert self.asked == metrics.rows + self.batcher.waiting_rows + metrics.rows_dropped["session_ended"]
+        launched = self.rig.inference._launched
+        acting = sum(request.rows for request in launched.answered) if launched else 0
+        assert self.asked == metrics.rows + self.batcher.waiting_rows + acting + metrics.rows_dropped["session_ended"]
         assert self.batcher.waiting_rows <= SLOTS
         for actor in self.alive():
             assert actor.session is not None

@@ -34,7 +34,8 @@ def make_rig(config: LearnerConfig, **options: Any) -> Rig:
 
 
 def epsilons(seats: Seats) -> list[float]:
-    return [round(float(value), 6) for value in seats.epsilon]
+    """Return those of all slots but the spare one."""
+    return [round(float(value), 6) for value in seats.epsilon[:-1]]
 
 
 # The plan.

@@ -185,7 +185,7 @@ def test_take_empty_blocks_until_commit() -> None:
 def test_nbytes_equals_sum_by_hand() -> None:
     sizes = StoreSizes(slots=2, capacity=3, unroll_length=4, frame_stack=3, core_size=5)
     store = Store(make_spec(shape=(1, 4, 4), dtype="uint8", num_actions=3), Fifo(), sizes, CPU)
-    entries, rows = 2 + 3, 4 + 1
+    entries, rows = 2 + 3 + 1, 4 + 1  # one is spare
     frames = (rows + 3 - 1) * 16  # the stack of row 0 reaches back two frames
     floats = 4 * (3 + 1)  # logits, value
     assert store.columns.nbytes == entries * (

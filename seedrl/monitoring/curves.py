@@ -35,7 +35,7 @@ NOT_COMPARED = (
         "device",
         "threads",
     ),
-    *("actors.threads", "actors.max_restarts", "serving.shared_memory"),
+    *("actors.threads", "actors.max_restarts", "serving.shared_memory", "serving.graphs"),
 )
 MOST = 4  # settings in a label, if fewer can tell the runs apart
 NUMBER = re.compile(r"((?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.]))")

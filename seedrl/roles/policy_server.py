@@ -201,6 +201,7 @@ def settings_of(run: str, envs: int = 0) -> LearnerConfig:
         serving=ServingConfig(
             max_slots=envs,
             max_rows=trained.serving.max_rows,
+            graphs=trained.serving.graphs,
             shared_memory=trained.serving.shared_memory,
         ),
         run_dir=run,

@@ -1,6 +1,7 @@
 """Runs one batch after the other: the batcher decides when, inference knows how. Knows nothing of their content.
 
-All of it happens in the server thread, between reading requests and writing answers. A thread of its own for inference
+All of it happens in the server thread, between reading requests and writing answers. An accelerator works on a batch
+by itself: requests are read meanwhile, and wait for the next one. A thread of its own for inference
 would cost two hand-overs of the interpreter per batch and share it with the server anyway; gRPC's own threads keep
 receiving while a batch runs.
 """
@@ -16,6 +17,7 @@ from seedrl.serving.batcher import Batcher
 from seedrl.serving.sessions import Request
 
 LONGEST_PAUSE = 0.1  # seconds; a wake-up that got lost costs no more
+NAP = 0.0001  # seconds; asyncio would sleep a millisecond at least, and a small batch takes less
 NO_GAP = 0.001  # seconds between two pauses that are one
 CAUSES = ("hold", "fill")  # pauses in which requests wait
 
@@ -34,7 +36,12 @@ class Pause(NamedTuple):
 class Runner(Protocol):
     """The part of Inference that the loop uses."""
 
-    def run(self, requests: list[Request]) -> None: ...
+    def launch(self, requests: list[Request]) -> None: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def finish(self) -> None: ...
 
     def finish_unrolls(self) -> bool: ...
 
@@ -78,8 +85,10 @@ class BatchLoop:
         metrics: ServingMetrics,
         pauses: Pauses,
         may_continue: Callable[[], bool] = lambda: True,
+        nap: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`may_continue` is false while a lock-step run waits for an update."""
+        """`may_continue` is false while a lock-step run waits for an update; `nap` lets the thread sleep."""
+        self._nap = nap
         self._batcher = batcher
         self._inference = inference
         self._metrics = metrics
@@ -99,11 +108,23 @@ class BatchLoop:
                 self.alive_at = max(self.alive_at, self._pauses.woken_at)  # they may wait for many updates
             elif requests := self._batcher.take():
                 self._count_waits(requests, time.monotonic())
-                self._inference.run(requests)
+                self._inference.launch(requests)
+                await self._device()
+                self._inference.finish()
                 self.alive_at = time.monotonic()
                 await self._account("send", _turns())
             else:
                 await self._wait_for_rows()
+
+    async def _device(self) -> None:
+        """Let requests be read while an accelerator works; on the CPU a batch is over when it was launched."""
+        while not self._inference.is_ready:
+            await self._account("forward", self._turn())
+
+    async def _turn(self) -> None:
+        """Read what has come, and leave the interpreter to the learner for a moment."""
+        await asyncio.sleep(0)
+        self._nap(NAP)
 
     def _is_in_step(self) -> bool:
         """Hand unrolls over and return whether a batch may run. In lock-step neither happens during an update."""

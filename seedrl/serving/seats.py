@@ -101,9 +101,10 @@ def final_exploration(config: ExplorationConfig) -> Exploration:
 
 
 class Seats:
-    """The seats of all slots, as columns. Owned by the server thread."""
+    """The seats of all slots, as columns, that of the spare slot included. Owned by the server thread."""
 
     def __init__(self, count: int, schedule: Schedule = CONSTANT, players: int = 1) -> None:
+        count += 1
         self.is_trained = np.ones(count, np.bool_)
         self.is_opponent = np.zeros(count, np.bool_)
         self.entry = np.zeros(count, np.int64)  # number of the bank's entry that acts; 0 for the current policy
@@ -144,9 +145,12 @@ class Seats:
             self._exponent[changing] = math.nan
         self._note_common_cases()
 
-    def columns(self, slots: Slots) -> NDArray[np.float32]:
-        """Return temperature, epsilon, whether it explores and whether it is greedy [4, N]; [4, 0] if none differs."""
-        if not self.any_explores and not self.any_greedy:
+    def columns(self, slots: Slots, is_needed: bool = False) -> NDArray[np.float32]:
+        """Return temperature, epsilon, whether it explores and whether it is greedy [4, N].
+
+        If none differs and it is not needed in any case, return [4, 0].
+        """
+        if not (self.any_explores or self.any_greedy or is_needed):
             return NOTHING_DIFFERS
         columns = (self.temperature[slots], self.epsilon[slots], self.explores[slots], self.is_greedy[slots])
         return np.stack(columns, dtype=np.float32)

@@ -10,12 +10,13 @@ import torch
 
 from seedrl.actions import Actions
 from seedrl.config import LearnerConfig
-from seedrl.device import serving_stream
+from seedrl.device import is_accelerator, serving_stream
 from seedrl.metrics import ServingMetrics
 from seedrl.policy import Policy
 from seedrl.serving.balance import Balance
 from seedrl.serving.batch_loop import BatchLoop, Pauses
 from seedrl.serving.batcher import Batcher
+from seedrl.serving.buckets import bucket_sizes
 from seedrl.serving.inference import Inference
 from seedrl.serving.league import League
 from seedrl.serving.protocol import SessionProtocol
@@ -77,6 +78,7 @@ class InferenceService:
     ) -> None:
         """`fraction` is how much of the run is over; `league` is needed if there are seats of opponents."""
         config, self._device = self.config, device
+        sizes, graphs = self._sizes(store), config.serving.graphs
         self._inference = Inference(
             policy,
             actions,
@@ -91,8 +93,17 @@ class InferenceService:
             on_evaluated=on_evaluated,
             fraction=fraction,
             league=league,
+            sizes=sizes,
+            graphs=len(sizes) > 0 and (device.type == "cuda" if graphs is None else graphs),
         )
         self.batches = BatchLoop(self.batcher, self._inference, self._metrics, self._pauses, may_continue)
+
+    def _sizes(self, store: Store) -> Sequence[int]:
+        """Return the sizes of batches on an accelerator that has the store, too; elsewhere they are not padded."""
+        if not is_accelerator(self._device) or not store.columns.are_on_device:
+            return ()
+        serving = self.config.serving
+        return bucket_sizes(min(serving.max_slots, max(serving.max_rows, group_size(self.config))))
 
     def begin(self, on_ready: Callable[[], None]) -> None:
         """Run batches from now on; the server thread calls `on_ready` when the first one may come."""

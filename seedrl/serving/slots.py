@@ -37,9 +37,14 @@ class FinishedEpisodes(NamedTuple):
 
 
 class Slots:
-    """Owned by the server thread. Bookkeeping is numpy on the host; core_state is on the device."""
+    """Owned by the server thread. Bookkeeping is numpy on the host; core_state is on the device.
+
+    The last slot is spare: no session has it, and rows that only pad a batch are its own.
+    """
 
     def __init__(self, count: int, actions: Actions, frame_stack: int, core_size: int, device: torch.device) -> None:
+        self.spare = count
+        count += 1
         self.entry = np.arange(count)  # the store's entry each slot is writing
         self._next_row = np.zeros(count, np.int64)
         self._age = np.zeros(count, np.int64)

@@ -12,6 +12,7 @@ from seedrl.actions import Actions
 from seedrl.algorithms.build import build_algorithm
 from seedrl.algorithms.settings import AlgorithmConfig
 from seedrl.config import LearnerConfig, ModelConfig, StopConfig
+from seedrl.device import is_accelerator
 from seedrl.learning.learner import Learner
 from seedrl.metrics import LearningMetrics
 from seedrl.models.build import build_model
@@ -51,8 +52,12 @@ class Loop(Rig):
         capacity: int = 64,
         selector: Selector | None = None,
         memory: torch.device | None = None,
+        sizes: Sequence[int] | None = None,
+        graphs: bool = False,
     ) -> None:
+        """Batches of all slots have a row of padding on an accelerator, unless other `sizes` are given."""
         model = build_model(config, spec.stacked(frame_stack), seed=1).to(device)
+        is_padded = is_accelerator(device) and memory in (None, device)
         algorithm = algorithm or one_step()
         algorithm.batch_size, algorithm.unroll_length = BATCH, unroll_length
         built = build_algorithm(algorithm, Actions(spec, config.squash), model)
@@ -67,6 +72,8 @@ class Loop(Rig):
             selector=selector,
             device=device,
             memory=memory,
+            sizes=sizes if sizes is not None else (slots + 1,) if is_padded else (),
+            graphs=graphs,
         )
         self.learning = LearningMetrics()
         self.learner = Learner(

@@ -11,7 +11,7 @@ Not modelled: time, memory that runs out, NCCL, autograd's own thread of a devic
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,17 +86,26 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = _name(func)
     _refuse_strays(name, args, kwargs)
     if name == "copy_" and not isinstance(args[0], GpuTensor):
+        GRAPH.refuse(name)
         return _copy_to_host(args[0], args[1], non_blocking=bool((args[2:] or [kwargs.get("non_blocking")])[0]))
     target = kwargs.get("device")
     if target is not None and torch.device(target).type == "cpu":
+        GRAPH.refuse(name)
         copied = _host_copy(func, name, args, kwargs)
         return copied
     if target is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    _count(_kind(name, args, kwargs), name)
+    kind = _kind(name, args, kwargs)
+    if kind in ("sync", "upload"):
+        GRAPH.refuse(name)
+    GRAPH.before(func, args, kwargs)
+    _count(kind, name)
     raw_args, raw_kwargs = tree_map(_unwrap, (args, kwargs))
     out = KERNELS.get(name, func)(*raw_args, **raw_kwargs)
-    _note(func, name, args, kwargs, out)
+    if GRAPH.recording is None:
+        _note(func, name, args, kwargs, out)
+    elif kind == "launch":
+        GRAPH.recording.append(Kernel(func, name, args, kwargs, out))
     if not isinstance(out, Tensor | tuple | list):
         return out
     return return_and_correct_aliasing(func, args, kwargs, tree_map(_wrap, out))
@@ -138,7 +147,12 @@ def _copy_to_host(target: Tensor, source: GpuTensor, non_blocking: bool) -> Tens
     _count("download", "copy_")
     value = source.raw.clone()
     target.view(torch.uint8).fill_(0xA5)  # until it arrives
-    ORDER.arrives_later(lambda: target.copy_(value))
+
+    def land() -> None:
+        with torch.inference_mode():  # the host may ask from anywhere
+            target.copy_(value)
+
+    ORDER.arrives_later(land)
     return target
 
 
@@ -200,6 +214,91 @@ def _unwrap(value: Any) -> Any:
 
 def _wrap(value: Any) -> Any:
     return GpuTensor(value) if isinstance(value, Tensor) and not isinstance(value, GpuTensor) else value
+
+
+class Kernel(NamedTuple):
+    """A kernel of a graph, with the memory that it always uses."""
+
+    func: Any
+    name: str
+    args: Any
+    kwargs: Any
+    out: Any
+
+
+class Capture:
+    """The graph that is being recorded, if any. Nothing is computed meanwhile: memory is as before at the end."""
+
+    def __init__(self) -> None:
+        self.recording: list[Kernel] | None = None
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def refuse(self, name: str) -> None:
+        if self.recording is not None:
+            raise RuntimeError(f"{name}: operation not permitted when stream is capturing")
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Keep what a kernel is about to overwrite."""
+        if self.recording is None:
+            return
+        for argument, value in _named(func, args, kwargs):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for each in tree_leaves(value):
+                    if isinstance(each, GpuTensor):
+                        whole = torch.empty(0, dtype=torch.uint8).set_(each.raw.untyped_storage())
+                        self._before.setdefault(whole.data_ptr(), (whole, whole.clone()))
+
+    def end(self) -> list[Kernel]:
+        for memory, before in self._before.values():
+            memory.copy_(before)
+        self._before.clear()
+        recorded, self.recording = self.recording or [], None
+        for kernel in recorded:
+            for each in _fresh(kernel):
+                each.fill_(torch.nan) if each.is_floating_point() else None
+        return recorded
+
+
+def _fresh(kernel: Kernel) -> list[Tensor]:
+    """Return the results of a kernel that it does not share with its arguments."""
+    known = {each.raw.untyped_storage().data_ptr() for each in tree_leaves(kernel.args) if isinstance(each, GpuTensor)}
+    results = [each for each in tree_leaves(kernel.out) if isinstance(each, Tensor)]
+    return [each for each in results if each.untyped_storage().data_ptr() not in known]
+
+
+GRAPH = Capture()
+
+
+class CUDAGraph:
+    """Replays kernels on the memory that they were recorded with, whatever the host has done since."""
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local", "another thread uses the device, too"
+        GRAPH.recording = []
+
+    def capture_end(self) -> None:
+        self.kernels = GRAPH.end()
+
+    def replay(self) -> None:
+        _count("launch", "graph")
+        with torch.inference_mode(False), torch.no_grad():
+            for kernel in self.kernels:
+                args, kwargs = tree_map(_unwrap, (kernel.args, kernel.kwargs))
+                out = KERNELS.get(kernel.name, kernel.func)(*args, **kwargs)
+                results = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
+                places = [each for each in tree_leaves(kernel.out) if isinstance(each, Tensor)]
+                fresh = {id(each) for each in _fresh(kernel)}
+                for place, result in zip(places, results, strict=True):
+                    if id(place) in fresh:
+                        place.copy_(result)
+                _note(kernel.func, kernel.name, kernel.args, kernel.kwargs, kernel.out)
+
+
+SimulatedModule.CUDAGraph = CUDAGraph  # type: ignore[attr-defined]
+SimulatedModule.graph_pool_handle = lambda module: None  # type: ignore[attr-defined]
 
 
 def counted(function: Callable[[], object]) -> Counter[str]:
@@ -293,7 +392,10 @@ def _factory(op: Any) -> Callable[..., Tensor]:
     def make(*args: Any, **kwargs: Any) -> Tensor:
         _count("allocation" if _name(op) in ALLOCATIONS else "launch", _name(op))
         with torch.inference_mode(False):
-            raw: Tensor = op(*args, **{**kwargs, "device": torch.device("cpu"), "pin_memory": None})
+            host = {**kwargs, "device": torch.device("cpu"), "pin_memory": None}
+            raw: Tensor = op(*args, **host)
+            if GRAPH.recording is not None:
+                GRAPH.recording.append(Kernel(op, _name(op), args, host, raw))
             ORDER.kernel(_name(op), [], [], [raw])
             return GpuTensor(raw)
 

@@ -39,19 +39,26 @@ class DefaultStream(Stream):
 
 
 class Event:
-    """Counts how often the host has to wait; `query` is true, and the host knows it from then on."""
+    """Counts how often the host has to wait; if `query` is true the host knows it from then on."""
+
+    unready = 0  # queries that are false, after which the device is said to have arrived
 
     def __init__(self) -> None:
         self.clock: Clock = Clock()
+        self.queries = 0  # since it was recorded
 
     def record(self, stream: Stream | None = None) -> None:
         self.clock = ORDER.clock(ORDER.stream if stream is None else stream.name)
+        self.queries = 0
 
     def synchronize(self) -> None:
         WAITS.append("event")
         ORDER.host_waits(self.clock)
 
     def query(self) -> bool:
+        self.queries += 1
+        if self.queries <= Event.unready:
+            return False
         ORDER.host_waits(self.clock)
         return True
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from seedrl.config import ModelConfig
+from seedrl.serving.buckets import bucket_sizes
 from seedrl.serving.seats import EVALUATION, Exploration, Seat
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from tests.accelerator.rig import BATCH, Loop
@@ -31,11 +32,14 @@ def cost(counts: Counter[str], waits: int) -> Cost:
     return Cost(counts["sync"], waits, counts["upload"], counts["launch"])
 
 
-def batch_costs(config: ModelConfig, spec: EnvSpec, requests: int, seats: list[Seat] | None = None) -> list[Cost]:
+def batch_costs(
+    config: ModelConfig, spec: EnvSpec, requests: int, seats: list[Seat] | None = None, graphs: bool = False
+) -> list[Cost]:
     """Return what each batch of an unroll costs, complete unrolls included."""
-    frame_stack = 4 if spec is IMAGE else 1
-    rig = Loop(spec, config, GPU, slots=2 * requests, frame_stack=frame_stack, unroll_length=STEPS)
-    rig.inference.warm_up(2 * requests)
+    rows, frame_stack = 2 * requests, 4 if spec is IMAGE else 1
+    sizes = {"slots": rows, "frame_stack": frame_stack, "unroll_length": STEPS}
+    rig = Loop(spec, config, GPU, **sizes, sizes=bucket_sizes(rows), graphs=graphs)  # type: ignore[arg-type]
+    rig.inference.warm_up(rows)
     sessions, costs = rig.join_all(requests, seats), []
     for _ in range(STEPS + 2):
         batch = rig.requests(sessions)
@@ -48,11 +52,11 @@ def batch_costs(config: ModelConfig, spec: EnvSpec, requests: int, seats: list[S
 @pytest.mark.parametrize(
     ("config", "spec", "requests", "seats", "ordinary", "last"),
     [
-        (ModelConfig(name="nature"), IMAGE, 1, None, Cost(0, 1, 2, 26), Cost(0, 1, 3, 32)),
-        (ModelConfig(name="nature"), IMAGE, 16, None, Cost(0, 1, 2, 26), Cost(0, 1, 3, 32)),
-        (ModelConfig(name="nature", lstm=8), IMAGE, 4, None, Cost(0, 1, 2, 47), Cost(0, 1, 3, 57)),
-        (ModelConfig(name="nature"), IMAGE, 4, EXPLORING, Cost(0, 1, 2, 60), Cost(0, 1, 4, 72)),
-        (ModelConfig(name="mlp"), VECTOR, 1, None, Cost(0, 1, 2, 25), Cost(0, 1, 3, 31)),
+        (ModelConfig(name="nature"), IMAGE, 1, None, Cost(0, 1, 2, 27), Cost(0, 1, 3, 33)),
+        (ModelConfig(name="nature"), IMAGE, 16, None, Cost(0, 1, 2, 27), Cost(0, 1, 3, 33)),
+        (ModelConfig(name="nature", lstm=8), IMAGE, 4, None, Cost(0, 1, 2, 50), Cost(0, 1, 3, 58)),
+        (ModelConfig(name="nature"), IMAGE, 4, EXPLORING, Cost(0, 1, 2, 61), Cost(0, 1, 4, 73)),
+        (ModelConfig(name="mlp"), VECTOR, 1, None, Cost(0, 1, 2, 26), Cost(0, 1, 3, 32)),
     ],
     ids=["one request", "16 requests", "memory", "exploration and evaluation", "vectors"],
 )
@@ -61,6 +65,13 @@ def test_batch_costs(
 ) -> None:
     costs = batch_costs(config, spec, requests, seats)
     assert (costs[5], costs[STEPS]) == (ordinary, last)
+
+
+@pytest.mark.parametrize("requests", [1, 16])
+@pytest.mark.parametrize("lstm", [0, 8])
+def test_batch_costs_with_graphs(requests: int, lstm: int) -> None:
+    costs = batch_costs(ModelConfig(name="nature", lstm=lstm), IMAGE, requests, graphs=True)
+    assert costs[5] == Cost(0, 1, 2, 2)  # the noise and the graph
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import seedrl.columns
-import seedrl.serving.inference
+import seedrl.serving.staging
 from seedrl.algorithms.neutral import resolve
 from seedrl.algorithms.settings import AlgorithmConfig, DQNConfig, Optimizer
 from seedrl.config import LearnerConfig, ModelConfig
@@ -135,7 +135,7 @@ class ForgetfulStaging(Staging):
 
 
 @pytest.mark.parametrize("forgotten", range(10))
-@pytest.mark.parametrize("module", [seedrl.columns, seedrl.serving.inference])
+@pytest.mark.parametrize("module", [seedrl.columns, seedrl.serving.staging])
 def test_upload_that_is_forgotten_is_noticed(module: Any, forgotten: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Staging", ForgetfulStaging)
     monkeypatch.setattr(ForgetfulStaging, "forgotten", forgotten)

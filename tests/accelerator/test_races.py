@@ -39,12 +39,13 @@ def races(
     updates: int = 4,
     builder: AbstractContextManager[None] | None = None,
     memory: torch.device | None = None,
+    graphs: bool = False,
 ) -> Counter[str]:
     """Let both threads take turns for some updates, with a store that is always nearly full."""
     config, spec, frame_stack = KINDS[kind]
     with ORDER.watching() as found, ExitStack() as threads:
         with builder or learning_stream(GPU):
-            rig = Loop(spec, config, GPU, frame_stack=frame_stack, capacity=4, memory=memory)
+            rig = Loop(spec, config, GPU, frame_stack=frame_stack, capacity=4, memory=memory, graphs=graphs)
         with ORDER.thread("learner"):
             threads.enter_context(learning_stream(GPU))
         with ORDER.thread("server"):
@@ -72,10 +73,14 @@ def serve(rig: Loop, sessions: list[Session]) -> None:
                 rig.inference.run(rig.requests(sessions))
 
 
-@pytest.mark.parametrize("memory", [GPU, torch.device("cpu")], ids=["store on the device", "store on the host"])
+@pytest.mark.parametrize(
+    ("memory", "graphs"),
+    [(GPU, False), (GPU, True), (torch.device("cpu"), False)],
+    ids=["kernels", "graphs", "store on the host"],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_threads_on_streams_of_their_own_never_race(kind: str, memory: torch.device) -> None:
-    assert races(kind, memory=memory) == Counter()
+def test_threads_on_streams_of_their_own_never_race(kind: str, memory: torch.device, graphs: bool) -> None:
+    assert races(kind, memory=memory, graphs=graphs) == Counter()
 
 
 def test_building_on_another_stream_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +90,7 @@ def test_building_on_another_stream_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("module", "fence"),
-    [(seedrl.store, "after_serving"), (seedrl.store, "finish"), (seedrl.policy, "finish")],
+    [(seedrl.store, "finish"), (seedrl.policy, "finish")],
 )
 def test_every_fence_is_needed(module: Any, fence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, fence, lambda device: None)

@@ -64,6 +64,14 @@ def test_download_is_there_only_after_waiting() -> None:
     assert download.wait().tolist() == [0, 1, 2]
 
 
+def test_download_is_ready_when_the_device_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Event, "unready", 2)
+    download = Download(GPU)
+    download.begin(torch.arange(3, device=GPU))
+    assert [download.is_ready() for _ in range(3)] == [False, False, True]
+    assert download.wait().tolist() == [0, 1, 2]
+
+
 def test_actions_that_are_not_waited_for_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = EnvSpec(ArraySpec((3,), "float32"), discrete(3))
     monkeypatch.setattr(Event, "synchronize", lambda event: None)

@@ -162,14 +162,14 @@ class FrozenService(LearnerProcess):
 
     def _build(self, spec: Any) -> None:
         super()._build(spec)
-        run = self.inference.batches._inference.run
+        launch = self.inference.batches._inference.launch
 
         def frozen(requests: Any) -> None:
             self.stands_still.set()
             assert self.gate.wait(DEADLINE)
-            run(requests)
+            launch(requests)
 
-        self.inference.batches._inference.run = frozen  # type: ignore[method-assign]
+        self.inference.batches._inference.launch = frozen  # type: ignore[method-assign]
 
 
 def test_client_is_slowed_by_flow_control_while_the_server_thread_stands_still(start_learner: StartLearner) -> None:

@@ -156,13 +156,13 @@ class WedgedService(LearnerProcess):
 
     def _build(self, spec: Any) -> None:
         super()._build(spec)
-        run = self.inference.batches._inference.run
+        launch = self.inference.batches._inference.launch
 
         def wedged(requests: list[Request]) -> None:
             assert self.gate.wait(DEADLINE)
-            run(requests)
+            launch(requests)
 
-        self.inference.batches._inference.run = wedged  # type: ignore[method-assign]
+        self.inference.batches._inference.launch = wedged  # type: ignore[method-assign]
 
 
 def test_wedged_learner_is_given_up_after_the_step_deadline_and_joined_again_when_it_goes_on(

@@ -254,14 +254,14 @@ class GatedService(LearnerProcess):
     def _build(self, spec: Any) -> None:
         super()._build(spec)
         inference = self.inference.batches._inference
-        run = inference.run
+        launch = inference.launch
 
         def gated(requests: Any) -> None:
             self.running.set()
             assert self.gate.wait(DEADLINE)
-            run(requests)
+            launch(requests)
 
-        inference.run = gated  # type: ignore[method-assign]
+        inference.launch = gated  # type: ignore[method-assign]
 
 
 def test_shutdown_while_inference_runs_waits_for_it_and_ends(
