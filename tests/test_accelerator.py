@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("test_budgets.py",), id="costs"),
+        pytest.param(("test_budgets.py",), id="costs", marks=pytest.mark.long),
         pytest.param(
             (
                 "test_parity.py",

@@ -15,6 +15,8 @@ from tests.by_torchrun import torchrun
 from tests.integration.waiting import DEADLINE, free_address
 from tests.ranked import CASES, SEPARATE, UPDATES, WORLD, joined, tensors_of_all_types, train, train_in_one
 
+pytestmark = pytest.mark.long
+
 Seen = dict[str, Tensor]
 IDLE = [name for name, case in CASES.items() if case.is_last_idle]
 SYNCED = [name for name, case in CASES.items() if case.sync_every == 1]
@@ -123,7 +125,6 @@ def test_tensors_of_every_type_are_broadcast_as_they_are(seen: dict[str, list[Se
             assert torch.equal(rank[str(number)].view(tensor.dtype), tensor), tensor.dtype
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fault", ["die", "hang"])
 def test_rank_whose_fellow_dies_or_hangs_ends_with_a_reason_and_never_waits_for_ever(
     fault: str, tmp_path: Path

@@ -76,7 +76,7 @@ def test_batch_costs_with_graphs(requests: int, lstm: int) -> None:
 
 @pytest.mark.parametrize(
     ("config", "train"),
-    [(ModelConfig(name="nature"), Cost(0, 1, 0, 312)), (ModelConfig(name="nature", lstm=8), Cost(1, 1, 3, 649))],
+    [(ModelConfig(name="nature"), Cost(0, 1, 0, 306)), (ModelConfig(name="nature", lstm=8), Cost(1, 1, 3, 643))],
     ids=["images", "memory"],
 )
 def test_update_costs(config: ModelConfig, train: Cost) -> None:

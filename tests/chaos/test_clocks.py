@@ -21,6 +21,7 @@ TELLS_THE_TIME = {
     "seedrl/run/context.py",
     "seedrl/launching/torchrun.py",
     "seedrl/run/membership.py",
+    "seedrl/monitoring/members.py",
     "seedrl/monitoring/overview.py",
     "seedrl/monitoring/sinks.py",
     "seedrl/run/saving.py",

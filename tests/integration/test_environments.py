@@ -75,6 +75,7 @@ def test_environment_that_exits_takes_its_actor_along_and_the_next_one_is_served
     assert sum(learner.service.serving.sessions_refused.values()) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hang", "words"),
     [("__init__", "the environments could not be made for 1 s"), ("send", "has not answered for 1 s")],
