@@ -117,6 +117,7 @@ def count_up(directory: Path, name: str, times: int) -> None:
             context.update(name, restarts=(member.restarts if member else 0) + 1)
 
 
+@pytest.mark.long
 def test_context_changes_of_several_processes_are_all_there(tmp_path: Path) -> None:
     children = [processes.Process(target=count_up, args=(tmp_path, name, 25)) for name in ("a", "a", "b")]
     for child in children:

@@ -278,6 +278,7 @@ def test_one_actor_is_moved_and_the_others_stay(
         tell(first, "move", actor="actor-1")
 
 
+@pytest.mark.long
 def test_move_with_no_room_for_all_moves_nobody_and_says_so(
     start_endpoint: StartLearner, start_actor: StartActor, agreement: Agreement, commands: Commands
 ) -> None:
@@ -409,6 +410,7 @@ def redirect_to(address: Callable[[], str]) -> Any:
     return script
 
 
+@pytest.mark.long
 def test_learners_that_send_an_actor_round_in_circles_are_given_up_after_its_patience(start_actor: StartActor) -> None:
     there = ""
     one, other = redirect_to(lambda: there), redirect_to(lambda: here.address)
@@ -423,7 +425,7 @@ def test_learners_that_send_an_actor_round_in_circles_are_given_up_after_its_pat
         assert here.sessions + elsewhere.sessions < 4 * 12  # four in a row, then a pause
 
 
-@pytest.mark.parametrize("kind", ["dead", "silent"])
+@pytest.mark.parametrize("kind", ["dead", pytest.param("silent", marks=pytest.mark.long)])
 def test_redirect_that_leads_nowhere_leads_home(
     start_endpoint: StartLearner, start_actor: StartActor, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,13 +22,18 @@ from tests.simulators import Counter, released_at_the_end
 
 ROOT = Path(__file__).parents[2]
 
+# Processes take seconds to start, so that only the long tier has them.
+THREADS_OR_PROCESSES = pytest.mark.parametrize(
+    "processes", [False, pytest.param(True, marks=pytest.mark.long)], ids=["threads", "processes"]
+)
+
 
 def trains(learner: Any, updates: int = 5) -> bool:
     eventually(lambda: learner.service.learning.updates >= updates or learner.ended())
     return not learner.ended() and learner.service.learning.skipped_updates == 0
 
 
-@pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+@THREADS_OR_PROCESSES
 def test_gymnasium_environment_is_streamed_and_trained_on(
     start_learner: StartLearner, start_actor: StartActor, processes: bool
 ) -> None:
@@ -48,7 +53,7 @@ def test_mask_of_gymnasiums_taxi_is_kept_to(start_learner: StartLearner, start_a
     assert learner.service.inference.sessions.spec.result().mask == "action_mask"
 
 
-@pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+@THREADS_OR_PROCESSES
 def test_hanging_environment_is_noticed_and_made_anew(
     start_learner: StartLearner, start_actor: StartActor, processes: bool
 ) -> None:
@@ -177,7 +182,7 @@ def test_environment_that_fails_too_often_ends_its_actor(start_learner: StartLea
     assert raised.value.traceback.endswith("ArithmeticError: no such luck")
 
 
-@pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+@THREADS_OR_PROCESSES
 def test_environment_that_fails_in_its_first_steps_ends_its_actor_at_once(
     start_learner: StartLearner, processes: bool
 ) -> None:

@@ -91,6 +91,7 @@ def open_memories() -> int:
     return sum("memfd:seedrl" in link for link in links)
 
 
+@pytest.mark.long
 def test_new_session_has_new_memory_and_the_old_is_freed(start_learner: StartLearner, start_actor: StartActor) -> None:
     learner = start_learner()
     with Wire(learner.address) as wire:
