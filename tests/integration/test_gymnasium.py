@@ -66,8 +66,8 @@ def test_hanging_environment_is_noticed_and_made_anew(
     )
     with released_at_the_end():
         actor = start_actor(learner.address, make_pool, modules=["tests.simulators"], step_deadline=1.0, threads=1)
-        eventually(lambda: len(actor.pools) >= 2)
-        assert actor.says("has not answered for 1 s; making new environments")
+        # The learner's first answer may take longer than the deadline, and then the actor joins again before this.
+        eventually(lambda: actor.says("has not answered for 1 s; making new environments"))
         steps = learner.env_steps
         eventually(lambda: learner.env_steps > steps)
 
