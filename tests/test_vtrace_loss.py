@@ -1,6 +1,7 @@
 """Episode ends as the loss sees them (invariant 7), on a chain whose values are known, and the parts of the loss."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,6 +246,40 @@ def test_vtrace_loss_gradients_equal_finite_differences() -> None:
                 numeric[index] += sign * surrogate(logits, value, unrolls, frozen) / 2e-6
                 array[index] -= sign * 1e-6
         np.testing.assert_allclose(gradient, numeric, atol=1e-6)
+
+
+def reached(unrolls: Unrolls, output: ModelOutput, **settings: Any) -> np.ndarray:
+    """Return at which transitions [T, B] the policy has a gradient."""
+    logits = output.logits.detach().requires_grad_()
+    config = one_step(discount=0.9, value_cost=0.0, **settings)
+    vtrace_loss(unrolls, output._replace(logits=logits), config, entropy_cost=0.0).total.backward()
+    assert logits.grad is not None
+    return logits.grad[:-1].abs().sum(dim=-1).numpy() > 0
+
+
+def test_vtrace_loss_in_several_passes_has_no_gradient_for_actions_that_have_moved_far_enough() -> None:
+    unrolls = random_unrolls(length=9, batch=6)
+    output = random_output(unrolls)
+    policies = (output.logits.softmax(-1), unrolls.behavior_logits.softmax(-1))
+    new, old = (policy[:-1].gather(-1, unrolls.action[:-1].unsqueeze(-1)).squeeze(-1).numpy() for policy in policies)
+    config = one_step(discount=0.9)
+    _, advantage = vtrace(
+        log_rho_t=torch.from_numpy(np.log(new / old)),
+        reward_tp1=unrolls.inputs.reward[1:],
+        discount_tp1=torch.where(unrolls.terminated[1:], 0.0, 0.9),
+        value=output.value,
+        valid_t=~(unrolls.terminated | unrolls.truncated)[:-1],
+        rho_bar=1.0,
+        c_bar=1.0,
+        pg_rho_bar=1.0,
+        trace_lambda=config.trace_lambda,
+    )
+    is_better, counts = advantage.numpy() > 0, advantage.numpy() != 0
+    expected = counts & np.where(is_better, new <= 1.2 * old, old <= 1.2 * new)
+    np.testing.assert_array_equal(reached(unrolls, output, passes=2), expected)
+    assert 0 < expected.sum() < counts.sum()
+    np.testing.assert_array_equal(reached(unrolls, output, passes=1), counts)
+    np.testing.assert_array_equal(reached(unrolls, output, passes=2, vtrace=VTraceConfig(clip=0.0)), counts)
 
 
 def test_vtrace_loss_total_weighs_its_parts() -> None:

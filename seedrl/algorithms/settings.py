@@ -31,6 +31,9 @@ class VTraceConfig:
     rho_bar: float = key(1.0, "clip of the importance weight in the value target")
     c_bar: float = key(1.0, "clip of the trace coefficient")
     pg_rho_bar: float = key(1.0, "clip of the importance weight in the policy gradient")
+    clip: float = key(
+        0.2, "with several passes: how far the probability of an action may move before it has no gradient; 0: any far"
+    )
 
 
 @dataclass

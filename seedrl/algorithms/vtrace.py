@@ -1,5 +1,6 @@
 """V-trace actor-critic (IMPALA, Espeholt et al. 2018, arXiv:1802.01561). Knows nothing of optimisers or threads."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -107,6 +108,8 @@ def vtrace_loss(
     advantage = targets.pg_advantage / unit
     if config.normalize_advantage:
         advantage = normalized(advantage, weight)
+    if config.passes > 1 and config.vtrace.clip:
+        advantage = within_reach(advantage, log_rho_t, config.vtrace.clip)
     policy = -(weight * advantage * log_prob_t).sum()
     value = 0.5 * (weight * ((targets.vs - output.value[:-1]) / unit).square()).sum()
     entropy = (weight * actions.entropy(output.logits[:-1])).sum()
@@ -119,6 +122,15 @@ def vtrace_loss(
             **target_moments(targets.vs, weight, centre),
         }
     return actor_critic_loss(policy, value, entropy, config.value_cost, entropy_cost, about)
+
+
+def within_reach(advantage: Tensor, log_ratio: Tensor, clip: float) -> Tensor:
+    """Return advantages, and 0 for actions that are 1 + clip times as likely, or as unlikely, as they were.
+
+    In several passes the same advantages would move the policy again and again. Their gradient is that of the clipped
+    surrogate of PPO, which ends there as well.
+    """
+    return advantage.masked_fill(log_ratio * advantage.sign() > math.log1p(clip), 0.0)
 
 
 class Targets(NamedTuple):
