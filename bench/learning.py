@@ -2,16 +2,19 @@
 
 A task is an environment of `NEUTRAL`, trained with no setting but its id, or a preset of conf/experiment or conf/env
 with a score to stop at. Further settings may follow: "memory model.lstm=0". "A then B" is learned one after the other,
-B from what A learned; what A took counts. Tasks that `out` has curves of and that are not asked for are kept. Figures
-are interquartile means over seeds with bootstrap 95 % intervals, see seedrl/monitoring/statistics.py.
+B from what A learned; what A took counts. Tasks that `out` has curves of and that are not asked for are kept. Runs that
+take hours are kept in `runs`, where an interrupted measurement resumes. Figures are interquartile means over seeds with
+bootstrap 95 % intervals, see seedrl/monitoring/statistics.py.
 """
 
 import json
+import re
 import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,16 +53,17 @@ class Curve:
     target: float
     score: float | None
     solved: bool
-    cpu_seconds: float
+    cpu_seconds: float | None  # None if part of the run was made by an earlier measurement
     env_steps: list[int]
     seconds: list[float]
     returns: list[float]
 
     def after(self, earlier: "Curve") -> "Curve":
         """Return this outcome with the cost of an earlier run added."""
+        both = (self.cpu_seconds, earlier.cpu_seconds)
         return replace(
             self,
-            cpu_seconds=self.cpu_seconds + earlier.cpu_seconds,
+            cpu_seconds=None if both[0] is None or both[1] is None else both[0] + both[1],
             env_steps=[steps + earlier.env_steps[-1] for steps in self.env_steps],
             seconds=[seconds + earlier.seconds[-1] for seconds in self.seconds],
         )
@@ -75,7 +79,10 @@ def train(settings: Sequence[str], run_dir: Path) -> None:
 def run(config: BenchConfig, runner: Runner = train) -> Report:
     report = Report("learning")
     kept = [curve for curve in known(config.out) if curve.task not in config.tasks]
-    curves = [_run_one(task, seed, runner) for seed in range(1, config.seeds + 1) for task in config.tasks]
+    with _directory(config.runs) as directory:
+        curves = [
+            _run_one(task, seed, runner, directory) for seed in range(1, config.seeds + 1) for task in config.tasks
+        ]
     report.detail["curves"] = [asdict(curve) for curve in kept + curves]
     if kept:
         report.note(f"measured earlier, at another commit: {', '.join(dict.fromkeys(curve.task for curve in kept))}")
@@ -97,22 +104,45 @@ def known(out: str) -> list[Curve]:
     return [Curve(**curve) for stage in stages for curve in stage["detail"]["curves"]]
 
 
-def _run_one(task: str, seed: int, runner: Runner) -> Curve:
-    curve: Curve | None = None
+@contextmanager
+def _directory(named: str) -> Iterator[Path]:
+    """Yield the directory that holds the runs: the named one, which is kept, or a temporary one."""
+    if named:
+        yield Path(named)
+        return
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        for number, part in enumerate(task.split(" then ")):
-            run_dir = Path(directory) / str(number)
-            start = [f"init_from={run_dir.with_name(str(number - 1))}"] if curve else []
-            before = _cpu_of_children()
-            runner([*settings_of(part), f"seed={seed}", *start], run_dir)
-            newest = read_curve(task, seed, run_dir, _cpu_of_children() - before)
-            curve = newest.after(curve) if curve else newest
+        yield Path(directory)
+
+
+def _run_one(task: str, seed: int, runner: Runner, directory: Path) -> Curve:
+    curve: Curve | None = None
+    run_dir = directory / re.sub(r"[^\w.=,-]+", "_", task) / str(seed)
+    for part in task.split(" then "):
+        start = [f"init_from={run_dir}"] if curve else []
+        run_dir = run_dir.with_name(f"{run_dir.name}_then") if curve else run_dir
+        newest = _curve_of([*settings_of(part), f"seed={seed}", *start], task, seed, runner, run_dir)
+        curve = newest.after(curve) if curve else newest
     assert curve is not None  # a split has at least one part
     print(
         f"  {task} seed {seed}: {curve.score} after {curve.env_steps[-1]:,} steps, {curve.seconds[-1]:.1f} s",
         flush=True,
     )
     return curve
+
+
+def _curve_of(settings: Sequence[str], task: str, seed: int, runner: Runner, run_dir: Path) -> Curve:
+    """Return the curve of a run, which is started, resumed or, if it is done, only read."""
+    is_new = not run_dir.exists()
+    before = _cpu_of_children()
+    if not _is_done(run_dir):
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        runner(settings, run_dir)
+    return read_curve(task, seed, run_dir, _cpu_of_children() - before if is_new else None)
+
+
+def _is_done(run_dir: Path) -> bool:
+    summary = run_dir / "summary.json"
+    return summary.exists() and json.loads(summary.read_text())["status"] == "done"
 
 
 def settings_of(task: str) -> list[str]:
@@ -124,7 +154,7 @@ def settings_of(task: str) -> list[str]:
     return [f"{'experiment' if is_experiment else 'env'}={preset}", *others]
 
 
-def read_curve(task: str, seed: int, run_dir: Path, cpu_seconds: float) -> Curve:
+def read_curve(task: str, seed: int, run_dir: Path, cpu_seconds: float | None) -> Curve:
     """Return the curve of a run directory. The last point is the summary's."""
     stop = yaml.safe_load((run_dir / "config.yaml").read_text())["stop"]
     target = stop["return_mean_100"]
@@ -150,7 +180,7 @@ def _row(task: str, runs: Sequence[Curve]) -> dict[str, Any]:
     measures = {
         "steps": [run.env_steps[-1] for run in runs],
         "seconds": [run.seconds[-1] for run in runs],
-        "CPU-seconds": [run.cpu_seconds for run in runs],
+        "CPU-seconds": [run.cpu_seconds for run in runs if run.cpu_seconds is not None],
     }
     row: dict[str, Any] = {
         "task": task,
@@ -159,6 +189,8 @@ def _row(task: str, runs: Sequence[Curve]) -> dict[str, Any]:
         "solved": f"{sum(r.solved for r in runs)}/{len(runs)}",
     }
     for name, values in measures.items():
+        if not values:
+            continue
         low, high = bootstrap(np.array(values, float))
         row[name] = float(iqm(np.array(values, float)))
         row[f"{name} 95 %"] = f"{_short(low)}…{_short(high)}"

@@ -518,6 +518,7 @@ class BenchConfig:
         ["cartpole", "catch"], "learning: presets to train; pong takes a quarter of an hour per seed"
     )
     seeds: int = key(3, "learning: runs per task")
+    runs: str = key("", "learning: directory to keep the runs in, which resumes what was interrupted; empty for none")
     out: str = key("", "JSON file to write the results to")
 
 

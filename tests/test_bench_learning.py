@@ -32,10 +32,10 @@ class FakeRuns:
             {"env_steps": steps // 10, "seconds": 0.5, "return_mean_100": None},  # before the first episode ends
             {"env_steps": steps // 2, "seconds": steps / 2000, "return_mean_100": score / 2},
         ]
-        run_dir.mkdir()
+        run_dir.mkdir(exist_ok=True)
         (run_dir / "config.yaml").write_text(yaml.safe_dump({"stop": {"return_mean_100": target, "env_steps": goal}}))
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        summary = {"env_steps": steps, "seconds": steps / 1000, "return_mean_100": score}
+        summary = {"status": "done", "env_steps": steps, "seconds": steps / 1000, "return_mean_100": score}
         (run_dir / "summary.json").write_text(json.dumps(summary))
 
 
@@ -113,3 +113,19 @@ def test_run_keeps_curves_of_tasks_that_are_not_measured_again(tmp_path: Path) -
     report = run(BenchConfig(tasks=["catch"], seeds=1, out=str(out)), FakeRuns({"catch": [0.5]}))
     assert [(row["task"], row["reached"]) for row in report.table] == [("cartpole", "480"), ("catch", "0.5")]
     assert report.notes[0] == "measured earlier, at another commit: cartpole"
+
+
+def test_run_kept_runs_are_resumed_if_interrupted_and_only_read_if_done(tmp_path: Path) -> None:
+    runs = FakeRuns({"catch": [0.96, 0.97]})
+    config = BenchConfig(tasks=["catch"], seeds=2, runs=str(tmp_path))
+    first = run(config, runs).detail["curves"]
+    _interrupt(tmp_path / "catch" / "2")
+    again = run(config, runs).detail["curves"]
+    assert [" ".join(asked) for asked in runs.asked] == ["env=catch seed=1", "env=catch seed=2", "env=catch seed=2"]
+    assert [curve["cpu_seconds"] for curve in again] == [None, None]
+    assert [{**curve, "cpu_seconds": None} for curve in first] == again
+
+
+def _interrupt(run_dir: Path) -> None:
+    summary = json.loads((run_dir / "summary.json").read_text())
+    (run_dir / "summary.json").write_text(json.dumps({**summary, "status": "interrupted"}))
