@@ -83,7 +83,7 @@ def test_environment_tutorial_heats_the_room(commands: Commands) -> None:
     tutorial = Tutorial("environment", commands)
     tutorial.do()
     degrees = float(tutorial.printed["use_it.py"].split()[0])
-    assert degrees < 4  # never heating is 8 and more off, always heating 20 and more
+    assert degrees < 4  # never heating is 5 off, always heating 20; 1 is possible
     assert (commands.directory / "thermostat.png").stat().st_size
 
 
