@@ -353,6 +353,10 @@ COMMANDS = {
         PlotConfig,
         _plot,
         words="runs",
-        examples=("plot runs", "plot runs/Pong-v5 runs/Breakout-v5 out=atari.svg"),
+        examples=(
+            "plot runs",
+            "plot runs/Pong-v5 runs/Breakout-v5 out=atari.svg",
+            "plot runs/Breakout-v5 references.CleanRL=415",
+        ),
     ),
 }

@@ -548,6 +548,7 @@ class PlotConfig:
         [],
         "run directories, or directories that contain some, as plain words: seedrl plot A B; empty for the newest",
     )
+    references: dict[str, float] = key({}, "returns to compare with, drawn as lines, by name, e.g. {CleanRL: 415}")
     out: str = key("compare.png", "file to write; .pdf and .svg are supported as well")
 
 

@@ -1,7 +1,8 @@
 """`seedrl plot`: compares runs in a table and in a plot. Trains nothing and changes no run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,16 +17,16 @@ HEADER = ["group", "runs", "final return", "95 %", "steps", "seconds", "steps/s"
 
 
 def run_plot(config: PlotConfig) -> None:
-    print(table(draw_runs(_runs(config.runs), Path(config.out))))
+    print(table(draw_runs(_runs(config.runs), Path(config.out), config.references)))
     print(f"drawn in {config.out}: interquartile means over runs, bands are bootstrap 95 % intervals")
 
 
-def draw_runs(runs: Sequence[Path], out: Path) -> list[Group]:
-    """Draw runs into a file, and return them in groups of equal settings."""
+def draw_runs(runs: Sequence[Path], out: Path, references: Mapping[str, float] = MappingProxyType({})) -> list[Group]:
+    """Draw runs into a file, with lines at returns to compare with, and return them in groups of equal settings."""
     groups = grouped(list(_curves(runs)))
     if not groups:
         raise ConfigError(f"nothing to plot: no episode has ended in any run of {' '.join(map(str, runs))}")
-    draw_comparison(groups, out)
+    draw_comparison(groups, references, out)
     return groups
 
 

@@ -6,7 +6,7 @@ The plots are readable without colours, because lines differ by dash as well.
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,11 @@ POINTS = 100
 UNITS = (("seconds", 1.0), ("minutes", 60.0), ("hours", 3600.0))
 
 
-def draw_comparison(groups: Sequence[Group], out: Path) -> None:
-    """Draw the return over steps and over time, with a row for each environment and a line for each group."""
+def draw_comparison(groups: Sequence[Group], references: Mapping[str, float], out: Path) -> None:
+    """Draw the return over steps and over time, with a row for each environment and a line for each group.
+
+    References are returns to compare with, by name: horizontal lines in every row.
+    """
     rows = [[group for group in groups if group.env == env] for env in dict.fromkeys(group.env for group in groups)]
     legends = [_legend_shape([group.short_label for group in row]) for row in rows]
     width, height = PANEL_INCHES
@@ -37,7 +40,7 @@ def draw_comparison(groups: Sequence[Group], out: Path) -> None:
     figure = new_figure(2 * width, sum(heights))
     parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part, row, (columns, _) in zip(parts, rows, legends, strict=True):
-        _compare(part, row, columns)
+        _compare(part, row, references, columns)
     save_figure(figure, out)
 
 
@@ -61,11 +64,13 @@ def draw_curve(run_dir: Path) -> Path | None:
     return run_dir / CURVE
 
 
-def _compare(figure: Any, groups: Sequence[Group], legend_columns: int) -> None:
+def _compare(figure: Any, groups: Sequence[Group], references: Mapping[str, float], legend_columns: int) -> None:
     for axes, xs, words in _panels(figure, [curve for group in groups for curve in group.curves]):
         for number, group in enumerate(groups):
             style = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
             _line(axes, [xs(curve) for curve in group.curves], group, style)
+        for name, value in references.items():
+            _reference(axes, name, value)
         _label(axes, words)
     figure.suptitle(_literal(groups[0].env if len(groups) > 1 else groups[0].label), fontsize=10)
     if len(groups) > 1:
@@ -83,6 +88,20 @@ def _line(axes: Any, xs: Sequence[np.ndarray], group: Group, style: dict[str, st
     middle, low, high = band(values)
     axes.fill_between(grid, low, high, color=style["color"], alpha=0.18, linewidth=0)
     axes.plot(grid, middle, label=label, **style)
+
+
+def _reference(axes: Any, name: str, value: float) -> None:
+    """Draw a thin horizontal line, named above its left end."""
+    axes.axhline(value, color="0.4", linewidth=0.8)
+    axes.annotate(
+        _literal(f"{name}: {value:,.10g}"),
+        xy=(0, value),
+        xycoords=("axes fraction", "data"),
+        xytext=(3, 2),
+        textcoords="offset points",
+        fontsize=7,
+        color="0.3",
+    )
 
 
 def on_common_grid(xs: Sequence[np.ndarray], returns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
