@@ -1,30 +1,26 @@
-"""HOW a batch runs: stage, step the policy, answer, record. Knows nothing of gRPC or of training.
+"""HOW a batch runs: stage, act, answer, record. Knows nothing of gRPC or of training.
 
-`staging` moves the rows to the device, `policy_step` is what happens to them there, `unroll_writer` and `tally` keep
-the books of the host.
+`staging` moves the rows to the device, `acting` runs the policies on them there, `unroll_writer` and `tally` keep the
+books of the host.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from seedrl.actions import Actions
-from seedrl.bank import CURRENT
 from seedrl.columns import Record, RowIndices
-from seedrl.device import Download, is_accelerator
+from seedrl.device import Download
 from seedrl.metrics import ServingMetrics, Stopwatch
 from seedrl.policy import Policy
 from seedrl.rows import RESET
+from seedrl.serving.acting import Acting
 from seedrl.serving.buckets import padded_size
-from seedrl.serving.graphs import Eager, Graphs, Program
 from seedrl.serving.league import League
-from seedrl.serving.mixture import forward_each
-from seedrl.serving.policy_step import Forward, Inputs, Kind, PolicyStep, run_model
+from seedrl.serving.policy_step import Inputs, PolicyStep
 from seedrl.serving.seats import Seats
 from seedrl.serving.sessions import Request, Session
 from seedrl.serving.slots import FinishedEpisodes, Indices, Slots, WritePosition
@@ -33,7 +29,6 @@ from seedrl.serving.tally import Tally
 from seedrl.serving.unroll_writer import UnrollWriter
 from seedrl.specs import Arrays, rows_of
 from seedrl.store import Store
-from seedrl.types import ModelInput, ModelOutput
 
 Answer = tuple[Request, Arrays]  # its actions
 
@@ -89,21 +84,17 @@ class Inference:
         `fraction` is how much of the run is over, for schedules of exploration. `sizes` are those that batches are
         padded to, smallest first: see `buckets`. With `graphs` each of them is recorded as a graph of the device.
         """
-        self._policy = policy
-        self._league = league  # if some seats are those of opponents
         self._actions = actions
         self._slots = slots
         self._seats = seats
         self._metrics = metrics
         self._noise = Noise(actions, generator, sizes)
         self._stager = Stager(store.columns, slots, seats, device, sizes)
-        self._step = PolicyStep(actions, slots, store.columns)
-        eager = Eager(self._step)
-        self._program: Program = Graphs(eager, device) if graphs else eager
+        step = PolicyStep(actions, slots, store.columns)
+        self._acting = Acting(policy, league, seats, step, device, graphs=graphs)
         self._writer = UnrollWriter(slots, seats, store, metrics)
         self._tally = Tally(slots, seats, metrics, league, on_episodes, on_evaluated)
         self._download = Download(device)
-        self._is_accelerator = is_accelerator(device)
         self._answer = answer
         self._fraction = fraction
         self._launched: Launched | None = None  # the batch that the device works on
@@ -116,9 +107,7 @@ class Inference:
         `rows` is the size of an ordinary batch; on an accelerator every size is tried instead, the largest first.
         """
         for size in reversed(self._stager.sizes or (rows,)):
-            inputs = self._blank(size)
-            for model in self._policy.replicas():
-                self._program.prepare(model, inputs, self._kind())
+            self._acting.prepare(self._blank(size))
 
     def _blank(self, size: int) -> Inputs:
         """Return inputs without a request."""
@@ -149,34 +138,15 @@ class Inference:
         observed = self._stager.observe(requests, staged.at)
         timer.lap("copy")
         inputs = Inputs(staged, observed, self._noise.draw_padded(len(batch.slots), size))
-        action, keep, version = self._act(batch, inputs)
+        action, keep, version = self._acting.act(batch, inputs)
         self._download.begin(action[: len(batch.slots)])
         own = WritePosition(*(each[: len(batch.slots)] for each in position))
         self._launched = Launched(requests, batch, own, staged.at, version, keep)
         timer.lap("forward")
 
     def _size(self, rows: int) -> int:
-        """Return the size that a batch is padded to; opponents' rows are run in parts of any size."""
-        return rows if self._seats.any_opponents else padded_size(rows, self._stager.sizes)
-
-    def _act(self, batch: HostBatch, inputs: Inputs) -> tuple[Tensor, Callable[[], None], int]:
-        """Run the policies; return the actions, what is still to be done to record the rows, and the version.
-
-        An accelerator records while the host waits for the actions. The CPU does so when they are on their way.
-        """
-        if self._league is not None:
-            self._league.begin(batch.slots[(batch.flags & RESET) != 0])
-        with self._policy.read() as (model, version):
-            if self._is_accelerator and not self._seats.any_opponents:
-                return self._program.run(model, inputs, self._kind()), _nothing, version
-            forward = self._forward(model, batch.slots)
-            if self._is_accelerator:
-                return self._step.run(forward, inputs, self._kind()), _nothing, version
-            computed = self._step.compute(forward, inputs, self._kind())
-        return computed.action, partial(self._step.keep, inputs.staged, computed), version
-
-    def _kind(self) -> Kind:
-        return Kind(self._seats.any_explores, self._seats.any_greedy)
+        """Return the size that a batch is padded to."""
+        return padded_size(rows, self._stager.sizes) if self._acting.may_pad else rows
 
     @torch.inference_mode()
     def finish(self) -> None:
@@ -208,18 +178,6 @@ class Inference:
         self._writer.write(launched.at._replace(host=launched.at.host[rows]), batch.slots, position, record)
         self._tally.count(batch, (batch.flags & RESET) != 0)
 
-    def _forward(self, current: nn.Module, slots: Indices) -> Forward:
-        """Return how the policies that act in these slots are run."""
-        league = self._league
-        if league is None or not self._seats.any_opponents:
-            return partial(run_model, current)
-
-        def run(number: int, inputs: ModelInput, core_state: Tensor) -> tuple[ModelOutput, Tensor]:
-            return run_model(current if number == CURRENT else league.model_of(number), inputs, core_state)
-
-        entry = self._seats.entry[slots]
-        return lambda inputs, core_state: forward_each(entry, inputs, core_state, run)
-
     @torch.inference_mode()
     def finish_unrolls(self) -> bool:
         """Hand complete unrolls over and continue in fresh entries; return false while too few are free."""
@@ -236,10 +194,6 @@ class Inference:
             rows = sum(request.rows for request in launched.answered if request.session is session)
             self._metrics.rows_dropped["session_ended"] += rows
             self._launched = launched._replace(dropped=(*launched.dropped, session))
-
-
-def _nothing() -> None:
-    """The device records rows by itself."""
 
 
 def _split(requests: list[Request], action: Arrays) -> list[Answer]:
