@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "seedrl.store",
         "seedrl.algorithms",
         "seedrl.serving.service",
+        "seedrl.serving.acting",
         "seedrl.serving.graphs",
         "seedrl.serving.inference",
         "seedrl.serving.mixture",
