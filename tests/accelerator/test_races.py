@@ -67,7 +67,7 @@ def races(
 
 
 def races_in_flight() -> Counter[str]:
-    """Let the learner make two updates while one batch is in flight, after which it may write to that batch's weights."""
+    """Let the learner make two updates during one batch; the second one replaces the weights that the batch reads."""
     config, spec, _ = KINDS["memory"]
     with ORDER.watching() as found, ExitStack() as threads:
         with learning_stream(GPU):
