@@ -323,7 +323,7 @@ class LearnerConfig:
     threads: int = key(0, "torch threads for inference, and the same number for training; 0 for half the cores each")
     compile: bool = key(
         False,
-        "compile the network for training by torch.compile, which takes minutes on a CPU; see docs/accelerator.md",
+        "compile the network for training by torch.compile, which takes a minute or more; see docs/accelerator.md",
     )
     display: Display = key(Display.auto, "auto | live | plain | none")
     metrics: str = key(

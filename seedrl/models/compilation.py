@@ -21,8 +21,8 @@ def compile_forward(model: nn.Module) -> None:
         torch.compile(_doubled)(torch.ones(1, device=device))
     except RuntimeError as error:
         raise ConfigError(
-            f"compile=true: torch cannot compile for {device} on this machine ({str(error).strip().splitlines()[0]}); it "
-            "needs a C++ compiler for the CPU, and Triton as well for CUDA; install that, or set compile=false"
+            f"compile=true: torch cannot compile for {device} on this machine ({str(error).strip().splitlines()[0]}); "
+            "it needs a C++ compiler for the CPU, and Triton as well for CUDA; install that, or set compile=false"
         ) from error
     model.compile()
 
