@@ -43,7 +43,7 @@ def main() -> None:
     assert counters["stats"]["unique_graphs"], "nothing was compiled, so nothing was compared"
     assert not counters["graph_break"]
 
-    resumed, saved = parts(compile=False), compiled.learner.tensors()
+    resumed, saved = parts(compile=False), {name: t.clone() for name, t in compiled.learner.tensors().items()}
     assert list(saved) == list(plain.learner.tensors())
     resumed.learner.model.load_state_dict({n.removeprefix("model/"): t for n, t in saved.items() if "model/" in n})
     resumed.learner.load(saved)
