@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from seedrl.device import after_serving, finish
+from seedrl.device import finish
 from seedrl.models.precision import replica_weights
 
 CURRENT = 0  # the number of the policy that is trained, which is no entry
@@ -69,7 +69,6 @@ class Bank:
         frozen = copy.deepcopy(self._template)
         target = frozen.state_dict()
         device = next(iter(target.values())).device
-        after_serving(device)
         torch._foreach_copy_([target[name] for name in source], list(source.values()))
         finish(device)  # before inference reads it
         return frozen

@@ -321,6 +321,10 @@ class LearnerConfig:
     callback_options: dict[str, Any] = key({}, "keyword arguments of these classes, by name, e.g. {Class: {key: 1}}")
     device: str = key("auto", "auto | cpu | cuda | cuda:NUMBER")
     threads: int = key(0, "torch threads for inference, and the same number for training; 0 for half the cores each")
+    compile: bool = key(
+        False,
+        "compile the network for training by torch.compile, which takes a minute or more; see docs/accelerator.md",
+    )
     display: Display = key(Display.auto, "auto | live | plain | none")
     metrics: str = key(
         "auto", "HOST:PORT of the live page and /metrics; auto for 127.0.0.1:9464 or a free port; empty for none"

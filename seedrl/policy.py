@@ -56,7 +56,7 @@ class Policy:
         with self._locks[spare]:
             source, target = model.state_dict(), self._replicas[spare].state_dict()
             device = next(iter(source.values())).device
-            after_serving(device)
+            after_serving(device)  # which may still read this replica, as its lock is free once a batch is launched
             torch._foreach_copy_([target[name] for name in source], list(source.values()))
             finish(device)  # before inference reads it
         with self._published:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from seedrl.columns import Columns, Indices
 from seedrl.config import LearnerConfig
-from seedrl.device import after_serving, finish
+from seedrl.device import finish
 from seedrl.errors import require
 from seedrl.run.checkpoint import Tensors, with_prefix, without_prefix
 from seedrl.selection.base import Limits, Selector
@@ -134,7 +134,10 @@ class Store:
             return np.array([self._free.pop() for _ in range(min(count, len(self._free)))], np.int64)
 
     def commit(self, entries: Indices) -> None:
-        """Hand finished unrolls over to the selector."""
+        """Hand finished unrolls over to the selector.
+
+        The host has waited for whatever serving wrote there on the device, so that the learner's stream need not wait.
+        """
         versions = self.columns.last_versions(entries)
         priority = None
         if self._priority_of is not None:
@@ -170,7 +173,6 @@ class Store:
                 return None
             entries, weight = self._selector.pick(count)
             ticket = Ticket(entries, self._generation[entries])
-        after_serving(self._device)
         unrolls = self.columns.gather(ticket, weight)
         finish(self._device)  # before inference may write there
         with self._changed:
@@ -189,7 +191,6 @@ class Store:
 
     def tensors(self) -> Tensors:
         """Return the finished unrolls that the selector keeps, and what it knows of them; the writer waits."""
-        after_serving(self._device)
         with self._changed:
             known = {name: torch.from_numpy(array) for name, array in self._selector.arrays().items()}
             unrolls = self.columns.read(self._selector.known())

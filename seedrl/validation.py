@@ -213,6 +213,28 @@ def _check_model(config: LearnerConfig) -> None:
         "model.separate=true gives values a network without a memory; set model.lstm=0 and model.gru=0",
     )
     require(min(model.layers, default=1) >= 1, f"model.layers={model.layers} must be positive")
+    if config.compile:
+        _check_compiled(config)
+
+
+def _check_compiled(config: LearnerConfig) -> None:
+    """Refuse to compile what would be compiled again and again, or what promises to be exact."""
+    model, ranks = config.model, config.ranks
+    require(
+        not (model.lstm or model.gru),
+        f"compile=true is for networks without a memory, not model.lstm={model.lstm} model.gru={model.gru}: how many "
+        "rows a core runs depends on resets, so that torch would compile it again and again",
+    )
+    require(
+        not config.lockstep,
+        "compile=true rounds differently from the network that acts, so that lockstep=true could not promise runs that "
+        "are the same bit for bit; set one of them to false",
+    )
+    require(
+        ranks.count == 1,
+        f"compile=true needs ranks.count=1, not {ranks.count}: a compiled backward pass has all gradients at its end, "
+        "and ranks exchange theirs while it runs",
+    )
 
 
 def check_job(config: RunConfig) -> None:

@@ -167,12 +167,13 @@ def learner_parts(
     seed: int = 0,
     ranks: Ranks | None = None,
     sync_every: int = 1,
+    compile: bool = False,
 ) -> LearnerParts:
     """Return a learner of a TinyModel, or of `model`, and a store for `batches` train batches of unrolls of 3 steps."""
     spec = spec or make_spec()
     algorithm = algorithm or one_step()
     algorithm.batch_size, algorithm.unroll_length = batch_size, 3
-    config = LearnerConfig(algorithm=algorithm, stop=StopConfig(env_steps=stop_at))
+    config = LearnerConfig(algorithm=algorithm, stop=StopConfig(env_steps=stop_at), compile=compile)
     torch.manual_seed(seed)
     model = model or TinyModel(spec)
     sizes = StoreSizes(1, batch_size * batches, unroll_length=3, frame_stack=1, core_size=core_size_of(model))

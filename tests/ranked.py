@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -256,6 +257,12 @@ def receive(ranks: Ranks) -> dict[str, Tensor]:
     return {str(number): tensor.contiguous().view(torch.uint8) for number, tensor in enumerate(tensors)}
 
 
+def fail_alone(ranks: Ranks) -> None:
+    """Ask for what gloo does not do, which is no fault of another rank; it has sent nothing by then."""
+    with pytest.raises(RuntimeError, match="scalar type"):
+        ranks.begin_all_reduce_sum(torch.ones(2).to(torch.uint16))()
+
+
 def main(out: Path) -> None:
     ranks = Ranks.join(identity("learner"), torch.device("cpu"), timeout=DEADLINE)
     rank = ranks.identity.rank
@@ -269,6 +276,7 @@ def main(out: Path) -> None:
             {key: each.contiguous() for key, each in seen.items()}, out / str(rank) / f"{name}.safetensors"
         )
     safetensors.torch.save_file(receive(ranks), out / str(rank) / "types.safetensors")
+    fail_alone(ranks)
     for name, case in SEPARATE.items():
         if rank == SERVING:
             safetensors.torch.save_file(serve_apart(case, ranks), out / f"{name}.safetensors")

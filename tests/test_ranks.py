@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from seedrl.errors import RankLost
+from seedrl.errors import ConfigError, RankLost
 from tests.by_torchrun import torchrun
 from tests.integration.waiting import DEADLINE, free_address
 from tests.ranked import CASES, SEPARATE, UPDATES, WORLD, joined, tensors_of_all_types, train, train_in_one
@@ -123,6 +123,21 @@ def test_tensors_of_every_type_are_broadcast_as_they_are(seen: dict[str, list[Se
         assert len(rank) == len(sent)
         for number, tensor in enumerate(sent):
             assert torch.equal(rank[str(number)].view(tensor.dtype), tensor), tensor.dtype
+
+
+def test_ranks_with_unlike_devices_all_end_with_the_reason() -> None:
+    """The first rank, with which the place ends where they meet, stays until the others know."""
+    port = free_address().rpartition(":")[2]
+    where = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "tests.unlike_ranks"]
+    ranks = [
+        subprocess.Popen([*command, kind], env={**where, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank, kind in enumerate(("cuda", "cpu"))
+    ]
+    words = [rank.communicate(timeout=DEADLINE)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [ConfigError.exit_code] * 2
+    assert words[0] == words[1]
+    assert "rank 0 on host-0 has cuda, rank 1 on host-1 has cpu" in words[0]
 
 
 @pytest.mark.parametrize("fault", ["die", "hang"])

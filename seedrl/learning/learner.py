@@ -17,6 +17,7 @@ from seedrl.device import is_accelerator
 from seedrl.learning.optimizer import build_optimizer, clip_gradients
 from seedrl.learning.reporting import LateReport, numbers_of, report
 from seedrl.metrics import LearningMetrics, Stopwatch
+from seedrl.models.compilation import compile_forward
 from seedrl.models.statistics import apply_statistics, discard_statistics, staged_statistics
 from seedrl.run.checkpoint import Tensors, pack_optimizer, unpack_optimizer, with_prefix, without_prefix
 from seedrl.types import Ticket, Unrolls
@@ -87,6 +88,8 @@ class Learner:
         averager: Averager | None = None,
     ) -> None:
         """`env_steps` are those of all ranks; `prefer` takes the priorities of the unrolls trained on."""
+        if config.compile:
+            compile_forward(model)
         self.model = model
         self.skipped_in_a_row = 0  # updates, up to the newest
         self._config = config

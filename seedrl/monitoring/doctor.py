@@ -124,7 +124,7 @@ def ports(config: LearnerConfig) -> Iterator[Finding]:
 
 def device(config: LearnerConfig) -> Iterator[Finding]:
     from seedrl.device import choose_device, is_accelerator
-    from seedrl.roles.device_trial import trials
+    from seedrl.roles.device_trial import described, trials
 
     cores, threads = available_cores(), torch_threads(config)
     chosen = choose_device(config.device)
@@ -132,6 +132,7 @@ def device(config: LearnerConfig) -> Iterator[Finding]:
     if 2 * threads > cores > 1 and chosen.type == "cpu":
         yield Finding(False, f"threads: inference and training with {threads} each share {cores} cores", is_fatal=False)
     if is_accelerator(chosen):
+        yield Finding(True, f"device: {described(chosen)}")
         yield from (Finding(trial.is_passed, f"device: {trial.words}") for trial in trials(chosen))
 
 
@@ -173,9 +174,10 @@ def memory(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     from seedrl.actions import Actions
     from seedrl.algorithms.build import build_algorithm
     from seedrl.algorithms.neutral import resolve
-    from seedrl.device import choose_device
+    from seedrl.device import choose_device, is_accelerator
     from seedrl.models.base import core_size_of
     from seedrl.models.build import build_run_model
+    from seedrl.roles.device_trial import memory_taken
     from seedrl.run.budget import budget_of, checkpoint_bytes, free_bytes, saved_unrolls
     from seedrl.store import StoreSizes
 
@@ -185,6 +187,8 @@ def memory(config: LearnerConfig, spec: EnvSpec) -> Iterator[Finding]:
     budget, free = budget_of(config, spec, model, algorithm), free_bytes(device)
     is_enough = free is None or budget.on(device) <= free
     yield Finding(is_enough, f"memory: {budget}" + (f", {mebibytes(free)} free" if free is not None else ""))
+    if is_accelerator(device):
+        yield Finding(True, f"memory: {memory_taken(config, spec, device)}")
     unrolls = saved_unrolls(config, spec, StoreSizes.of(config, core_size_of(model), algorithm.overlap))
     saved = (
         checkpoint_bytes(config, model, algorithm) * (config.checkpoint.keep + 1) + 2 * unrolls

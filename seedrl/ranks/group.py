@@ -4,7 +4,8 @@ They are those of torch.distributed, by gloo for the host and NCCL for CUDA, and
 ranks. Knows nothing of what is sent or trained. Nothing is pickled: objects travel as JSON.
 
 Every operation is called by *all* ranks, in the same order, by one thread at a time. If another rank is gone, or does
-not call it for `ranks.timeout` seconds, it raises RankLost.
+not call it for `ranks.timeout` seconds, it raises RankLost. Whatever else fails is a fault of this rank, and its error
+stays what it is.
 """
 
 import json
@@ -17,13 +18,23 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from seedrl.errors import RankLost
+from seedrl.ranks.devices import agree_on_backend, device_of
 from seedrl.run.identity import Identity
 
 Json = TypeVar("Json")
 Layout = tuple[str, list[int]]  # type and shape of a tensor
+
+# The words of gloo and NCCL for a connection that has ended or was silent for too long; few have a type of their own.
+LOST = re.compile(
+    r"connection (closed|reset|refused|was)|closed the connection|socket (unexpectedly )?closed|(read|write) error|"
+    r"broken pipe|unreachable|pair (closure|is not connected)|time(d )?out|ncclRemoteError|communicator was aborted",
+    re.IGNORECASE,
+)
 
 
 class Ranks:
@@ -34,15 +45,22 @@ class Ranks:
 
     @classmethod
     def join(cls, identity: Identity, device: torch.device, timeout: float) -> "Ranks":
-        """Wait for the other ranks. The environment variables that torchrun sets contain the address to meet at."""
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        """Wait for the other ranks. The environment variables that torchrun sets contain the address to meet at.
+
+        Raises ConfigError on all ranks if their devices do not fit together.
+        """
+        patience, own = timedelta(seconds=timeout), device_of(identity, device)
         with _lost_if_it_fails():
+            store, _, _ = next(rendezvous("env://", identity.rank, identity.world_size, timeout=patience))
+            store.set_timeout(patience)
+            backend = agree_on_backend(PrefixStore("devices", store), identity, own)
             distributed.init_process_group(
                 backend,
+                store=PrefixStore("ranks", store),
                 rank=identity.rank,
                 world_size=identity.world_size,
-                timeout=timedelta(seconds=timeout),
-                device_id=torch.device("cuda", device.index or 0) if device.type == "cuda" else None,
+                timeout=patience,
+                device_id=device if device.type == "cuda" else None,
             )
         return cls(identity)
 
@@ -136,12 +154,8 @@ class Ranks:
     @contextmanager
     def backward(self) -> Iterator[None]:
         """Surround a backward pass, and raise RankLost if it fails because of another rank."""
-        try:
+        with _lost_if_it_fails():
             yield
-        except RuntimeError as error:
-            if _is_of_transport(error):
-                raise _lost(error) from error
-            raise
 
 
 def _alike(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
@@ -164,10 +178,13 @@ def _split(message: Tensor, tensors: list[Tensor]) -> None:
 
 @contextmanager
 def _lost_if_it_fails() -> Iterator[None]:
+    """Raise RankLost for an error of the connection to another rank; leave other errors alone."""
     try:
         yield
     except RuntimeError as error:  # torch has several kinds, and gloo none of its own
-        raise _lost(error) from error
+        if _is_of_connection(error):
+            raise _lost(error) from error
+        raise
 
 
 def _lost(error: RuntimeError) -> RankLost:
@@ -176,9 +193,9 @@ def _lost(error: RuntimeError) -> RankLost:
     return RankLost(f"another rank is gone or has not answered for ranks.timeout seconds ({words})")
 
 
-def _is_of_transport(error: RuntimeError) -> bool:
-    is_named = any(name in str(error) for name in ("gloo", "Gloo", "NCCL", "Connection closed by peer"))
-    return isinstance(error, distributed.DistError) or is_named
+def _is_of_connection(error: RuntimeError) -> bool:
+    is_of_meeting = isinstance(error, distributed.DistNetworkError | distributed.DistStoreError)
+    return is_of_meeting or LOST.search(str(error)) is not None
 
 
 def _layout(tensor: Tensor) -> Layout:

@@ -3,6 +3,9 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from seedrl.config import LearnerConfig
+from seedrl.sizes import group_size
+
 STEP = 16  # rows; below it sizes are powers of two
 
 
@@ -10,6 +13,12 @@ def bucket_sizes(most: int) -> tuple[int, ...]:
     """Return the sizes for batches of up to `most` rows, smallest first: 1, 2, 4, 8, then multiples of 16."""
     powers = [size for size in (1, 2, 4, 8) if size < most]
     return (*powers, *range(STEP, most, STEP), most)
+
+
+def sizes_of_run(config: LearnerConfig) -> tuple[int, ...]:
+    """Return the sizes for the batches that these settings allow."""
+    serving = config.serving
+    return bucket_sizes(min(serving.max_slots, max(serving.max_rows, group_size(config))))
 
 
 def padded_size(rows: int, sizes: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ from seedrl.policy import Policy
 from seedrl.serving.balance import Balance
 from seedrl.serving.batch_loop import BatchLoop, Pauses
 from seedrl.serving.batcher import Batcher
-from seedrl.serving.buckets import bucket_sizes
+from seedrl.serving.buckets import sizes_of_run
 from seedrl.serving.inference import Inference
 from seedrl.serving.league import League
 from seedrl.serving.protocol import SessionProtocol
@@ -102,8 +102,7 @@ class InferenceService:
         """Return the sizes of batches on an accelerator that has the store, too; elsewhere they are not padded."""
         if not is_accelerator(self._device) or not store.columns.are_on_device:
             return ()
-        serving = self.config.serving
-        return bucket_sizes(min(serving.max_slots, max(serving.max_rows, group_size(self.config))))
+        return sizes_of_run(self.config)
 
     def begin(self, on_ready: Callable[[], None]) -> None:
         """Run batches from now on; the server thread calls `on_ready` when the first one may come."""

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from tests.accelerator.order import ORDER, rows_in
-from tests.accelerator.streams import SimulatedModule, is_pinned
+from tests.accelerator.streams import ALLOCATED, SimulatedModule, is_pinned
 
 aten = torch.ops.aten
 _setup_privateuseone_for_python_backend("gpu", backend_module=SimulatedModule())
@@ -56,6 +56,7 @@ class GpuTensor(torch.Tensor):
 
     def __init__(self, raw: Tensor) -> None:
         self.raw = raw
+        ALLOCATED[raw.untyped_storage().data_ptr()] = raw.untyped_storage().nbytes()
         ORDER.made(self, raw)
 
     __torch_function__ = torch._C._disabled_torch_function_impl

@@ -63,6 +63,7 @@ class Event:
         return True
 
 
+ALLOCATED: dict[int, int] = {}  # bytes of each piece of memory, by its address
 WAITS: list[str] = []  # of the host, for a stream or an event
 
 
@@ -86,8 +87,21 @@ class SimulatedModule:
     def default_stream(self, device: torch.device | None = None) -> Stream:
         return self._streams[DEFAULT]
 
+    def get_device_name(self, device: torch.device) -> str:
+        return "simulated"
+
     def mem_get_info(self, device: torch.device | None = None) -> tuple[int, int]:
         return 2**30, 2**30
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
+        """Count what kernels allocate from now on; what they free is not known, so that a peak is the sum."""
+        ALLOCATED.clear()
+
+    def memory_allocated(self, device: torch.device) -> int:
+        return sum(ALLOCATED.values())
+
+    def max_memory_allocated(self, device: torch.device) -> int:
+        return sum(ALLOCATED.values())
 
     def is_initialized(self) -> bool:
         return True

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from numpy.typing import NDArray
 
 import seedrl.policy
 import seedrl.store
 from seedrl.config import ModelConfig
-from seedrl.device import learning_stream, serving_stream
+from seedrl.device import Download, learning_stream, serving_stream
 from seedrl.serving.sessions import Session
 from seedrl.specs import ArraySpec, EnvSpec, discrete
 from tests.accelerator.order import ORDER, TrackedThreading
@@ -65,6 +66,31 @@ def races(
         return Counter(found)
 
 
+def races_in_flight() -> Counter[str]:
+    """Let the learner make two updates during one batch; the second one replaces the weights that the batch reads."""
+    config, spec, _ = KINDS["memory"]
+    with ORDER.watching() as found, ExitStack() as threads:
+        with learning_stream(GPU):
+            rig = Loop(spec, config, GPU, capacity=2 * BATCH)
+        with ORDER.thread("learner"):
+            threads.enter_context(learning_stream(GPU))
+        with ORDER.thread("server"):
+            threads.enter_context(serving_stream(GPU))
+            rig.inference.warm_up(4)
+            sessions = rig.join_all()
+        for _ in range(3):
+            serve(rig, sessions)
+        with ORDER.thread("server"):
+            assert rig.inference.finish_unrolls()
+            rig.inference.launch(rig.requests(sessions))
+        with ORDER.thread("learner"):
+            assert rig.update()
+            assert rig.update()
+        with ORDER.thread("server"):
+            rig.inference.finish()
+        return Counter(found)
+
+
 def serve(rig: Loop, sessions: list[Session]) -> None:
     """Run batches as long as entries are free."""
     with ORDER.thread("server"):
@@ -88,10 +114,33 @@ def test_building_on_another_stream_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     assert any("is freed while" in race for race in races("memory", builder=nullcontext()))
 
 
-@pytest.mark.parametrize(
-    ("module", "fence"),
-    [(seedrl.store, "finish"), (seedrl.policy, "finish")],
-)
-def test_every_fence_is_needed(module: Any, fence: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, fence, lambda device: None)
+def test_updates_while_a_batch_is_in_flight_never_race() -> None:
+    assert races_in_flight() == Counter()
+
+
+@pytest.mark.parametrize("module", [seedrl.store, seedrl.policy])
+def test_learner_has_to_finish_what_serving_uses_next(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "finish", lambda device: None)
     assert races("memory")
+
+
+def test_weights_have_to_wait_for_the_batch_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock of a replica is released as soon as a batch is launched."""
+    monkeypatch.setattr(seedrl.policy, "after_serving", lambda device: None)
+    assert any(race.startswith("_foreach_copy_") for race in races_in_flight())
+
+
+def test_unrolls_need_no_fence_because_the_host_has_waited_for_their_last_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Serving commits an unroll after its actions have arrived, which come after everything that the batch writes."""
+    monkeypatch.setattr(Download, "wait", arrived_unnoticed)
+    assert any("reads what is written by index_copy_" in race for race in races("memory"))
+
+
+def arrived_unnoticed(download: Download) -> NDArray[Any]:
+    """Let the actions arrive without the host learning that the device is done."""
+    done = ORDER.clock(ORDER.stream)
+    with ORDER.thread("another"):
+        ORDER.host_waits(done)
+    return download._copy.numpy()
