@@ -78,7 +78,7 @@ def test_settings_that_cannot_be_compiled_are_refused(settings: dict[str, Any], 
         check(LearnerConfig(**settings, compile=True))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_compiled_network_learns_what_the_plain_one_does_and_its_checkpoint_fits_that() -> None:
     """By a real compiler, which takes a minute or two."""

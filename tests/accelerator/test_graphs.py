@@ -44,7 +44,7 @@ def test_exploration_and_evaluation_are_recorded_as_soon_as_they_are_needed(kind
     """Both come with a session, after the learner has warmed up."""
     rig = loop(kind)
     same(rig.play(5 * LENGTH, seats=MIXED), loop(kind, graphs=False).play(5 * LENGTH, seats=MIXED))
-    assert {recorded.kind for recorded in rig.inference._program._recorded.values()} != {(False, False)}  # type: ignore[attr-defined]
+    assert {recorded.kind for recorded in rig.inference._acting._program._recorded.values()} != {(False, False)}  # type: ignore[attr-defined]
 
 
 def test_exploration_that_has_ended_changes_nothing_although_it_is_recorded() -> None:
@@ -64,7 +64,7 @@ def test_exploration_that_has_ended_changes_nothing_although_it_is_recorded() ->
 
 def test_there_is_a_graph_for_each_size_and_replica_before_the_first_request() -> None:
     rig = loop("mlp")
-    recorded = rig.inference._program._recorded  # type: ignore[attr-defined]
+    recorded = rig.inference._acting._program._recorded  # type: ignore[attr-defined]
     assert sorted(size for _, size in recorded) == [2, 2, 7, 7]
     assert len({model for model, _ in recorded}) == 2
 
@@ -126,7 +126,7 @@ def step_kernels(
 ) -> list[tuple[str, ...]]:
     """Return the kernels of the part that is recorded, each with the lasting memory and the offsets that it uses."""
     found: list[tuple[str, ...]] = []
-    note, own_run = simulated._note, rig.inference._step.run
+    note, own_run = simulated._note, rig.inference._acting._step.run
 
     def noted(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         used = [each.raw for each in simulated.tree_leaves((args, kwargs)) if isinstance(each, GpuTensor)]
@@ -139,9 +139,9 @@ def step_kernels(
             patch.setattr(simulated, "_note", noted)
             return own_run(*arguments)
 
-    monkeypatch.setattr(rig.inference._step, "run", step_run)
+    monkeypatch.setattr(rig.inference._acting._step, "run", step_run)
     run()
-    monkeypatch.setattr(rig.inference._step, "run", own_run)
+    monkeypatch.setattr(rig.inference._acting._step, "run", own_run)
     return found
 
 
