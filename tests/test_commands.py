@@ -80,7 +80,7 @@ def test_help_of_run_has_five_examples_and_ten_settings_with_the_presets_values(
     assert len(settings) == len(OFTEN) == 10
     assert {key: settings[key] for key in ("env.id", "stop.env_steps", "algorithm.name", "seed")} == {
         "env.id": "Pong-v5",
-        "stop.env_steps": "1_500_000",
+        "stop.env_steps": "5_000_000",
         "algorithm.name": "vtrace",
         "seed": "7",
     }
